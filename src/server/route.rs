@@ -1,0 +1,107 @@
+//! A rule at work: its targets as far as they are known, its timeouts as lists of the server, what
+//! was counted for it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::Shared;
+use crate::deadline::List;
+use crate::resolve::NameId;
+use crate::rule::{Host, Rule, Target};
+use crate::stats::{Brake, Counters};
+use crate::sys::socket::{self, TcpOptions};
+
+/// What the server keeps for one rule.
+pub(super) struct Route {
+    pub targets: Vec<RouteTarget>,
+    pub tcp: TcpOptions,
+    pub sockbuf: Option<u32>,
+    pub refresh: Duration,
+    pub connect: List,
+    /// Idle time, unless that is off.
+    pub idle: Option<List>,
+    /// Half-close time, or the idle time if that is shorter.
+    pub half_close: List,
+    /// Index of the rule in the flow table.
+    pub flow_rule: u32,
+    pub counters: Counters,
+    pub unreachable: Brake,
+    pub flow_trouble: Brake,
+    /// `listen -> target`, as it was asked for.
+    pub label: Box<str>,
+}
+
+/// One target of a rule.
+pub(super) struct RouteTarget {
+    pub place: Place,
+    target: Target,
+}
+
+/// Where a target is.
+#[derive(Clone, Copy)]
+pub(super) enum Place {
+    /// At an address; the port is not set.
+    At(SocketAddr),
+    /// Wherever this name leads.
+    Named(NameId),
+    /// Nowhere: the interface of its address does not exist.
+    Nowhere,
+}
+
+impl RouteTarget {
+    /// The port for a listener that has this port and this place in its rule's range.
+    pub fn port(&self, offset: u16, listener_port: u16) -> u16 {
+        self.target.port(offset, listener_port)
+    }
+}
+
+impl Route {
+    /// Makes room for a rule's traffic; its names become known to the resolver.
+    pub fn new(rule: &Rule, shared: &mut Shared) -> Route {
+        let limits = rule.limits();
+        let half_close = limits.idle.map_or(limits.half_close, |idle| idle.min(limits.half_close));
+        Route {
+            targets: rule.targets().iter().map(|target| route_target(target, shared)).collect(),
+            tcp: TcpOptions { keepalive: limits.keepalive, sockbuf: limits.sockbuf },
+            sockbuf: limits.sockbuf,
+            refresh: limits.refresh,
+            connect: shared.deadlines.shared(limits.connect),
+            idle: limits.idle.map(|idle| shared.deadlines.shared(idle)),
+            half_close: shared.deadlines.shared(half_close),
+            flow_rule: shared.flows.add_rule(limits.timeout, limits.sessions),
+            counters: Counters::default(),
+            unreachable: Brake::default(),
+            flow_trouble: Brake::default(),
+            label: format!("{} -> {}", rule.listen(), describe_targets(rule)).into(),
+        }
+    }
+
+    /// Whether log lines of it are held back that were not told of.
+    pub fn is_holding_lines(&self) -> bool {
+        self.unreachable.is_holding() || self.flow_trouble.is_holding()
+    }
+}
+
+/// The targets as the user wrote them.
+fn describe_targets(rule: &Rule) -> String {
+    let targets = rule.targets().iter().map(|target| match target.ports {
+        Some(ports) => format!("{}:{ports}", target.host),
+        None => target.host.to_string(),
+    });
+    targets.collect::<Vec<_>>().join(",")
+}
+
+fn route_target(target: &Target, shared: &mut Shared) -> RouteTarget {
+    let place = match &target.host {
+        Host::Ip(ip) => Place::At(SocketAddr::new(*ip, 0)),
+        Host::Scoped(ip, scope) => match socket::interface_index(scope) {
+            Some(index) => Place::At(socket::scoped(*ip, index)),
+            None => Place::Nowhere,
+        },
+        Host::Name(name) => match name.parse::<IpAddr>() {
+            Ok(ip) => Place::At(SocketAddr::new(ip, 0)),
+            Err(_) => Place::Named(shared.names.add(name)),
+        },
+    };
+    RouteTarget { place, target: target.clone() }
+}

@@ -1,0 +1,444 @@
+//! TCP in the loop: accepting, reaching a target, moving bytes, and what each event and timeout
+//! means for a pair.
+//!
+//! A pair ends in one place here, [`Server::pair_over`], which is where it is counted.
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use mio::Interest;
+use mio::event::Event;
+use mio::net::TcpStream;
+
+use super::route::Place;
+use super::{HOUSEKEEPING, Server, Socket, Work, is_exhaustion};
+use crate::resolve::NameId;
+use crate::sys::socket;
+use crate::tcp::{Advance, End, HEAD_START, Pair, Step};
+use crate::token::{Role, Token};
+
+impl Server {
+    /// Accepts what has come, up to a burst; the rest has its turn after the others.
+    pub(super) fn accept(&mut self, index: u32) {
+        for _ in 0..ACCEPT_BURST {
+            let listener = &self.listeners[index as usize];
+            let Socket::Tcp(socket) = &listener.socket else { return };
+            if self.options.max_connections.is_some_and(|most| self.open_pairs() >= most as usize) {
+                self.pause_accepting(index);
+                return;
+            }
+            match socket.accept() {
+                Ok((stream, addr)) => self.begin_pair(index, stream, addr),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if is_exhaustion(&error) => {
+                    self.tell_exhaustion(&error);
+                    self.pause_accepting(index);
+                    return;
+                }
+                // The client has gone meanwhile, or the network has a passing fault that concerns
+                // this client alone.
+                Err(error) => log::debug!("{}: accept: {error}", listener.name),
+            }
+        }
+        let listener = &mut self.listeners[index as usize];
+        if !listener.queued {
+            listener.queued = true;
+            self.run_queue.push_back(Work::Accept(index));
+        }
+    }
+
+    /// Lets paused listeners go on.
+    pub(super) fn resume_accepting(&mut self) {
+        if self.options.max_connections.is_some_and(|most| self.open_pairs() >= most as usize) {
+            return;
+        }
+        for index in std::mem::take(&mut self.paused) {
+            if self.register_listener(index).is_err() {
+                self.paused.push(index);
+            }
+        }
+    }
+
+    /// Takes the listener off the poll: clients wait in its backlog until there is room, and nothing
+    /// spins meanwhile.
+    fn pause_accepting(&mut self, index: u32) {
+        if let Socket::Tcp(socket) = &mut self.listeners[index as usize].socket
+            && self.poll.registry().deregister(socket).is_ok()
+        {
+            self.paused.push(index);
+        }
+    }
+
+    fn open_pairs(&self) -> usize {
+        self.pairs.len() - self.ended.len()
+    }
+
+    fn tell_exhaustion(&mut self, error: &io::Error) {
+        self.pool.spare_descriptors();
+        if let Some(held) = self.out_of_descriptors.pass(self.now) {
+            log::warn!(
+                "out of descriptors, waiting for connections to end: {error}; \
+                 raise the limit on open files (ulimit -Hn){held}"
+            );
+        }
+    }
+
+    fn begin_pair(&mut self, listener: u32, mut stream: TcpStream, addr: SocketAddr) {
+        let key = self.pairs.vacant_key() as u32;
+        let generation = self.next_generation();
+        let token = Token::new(Role::Client, key, generation);
+        let counters = &mut self.routes[self.listeners[listener as usize].route as usize].counters;
+        counters.accepted += 1;
+        if let Err(error) = self.poll.registry().register(&mut stream, token.into(), interest()) {
+            counters.reset += 1;
+            socket::reset_on_close(&stream);
+            self.tell_exhaustion(&error);
+            return;
+        }
+        counters.open += 1;
+        self.pairs.insert(Pair::new(stream, addr, listener, generation));
+        self.dial(key, Step::NextTarget(0));
+    }
+
+    /// Goes on with reaching a target until an attempt runs, a name is waited for, or nothing is
+    /// left to try.
+    fn dial(&mut self, key: u32, mut step: Step) {
+        let index = self.pairs[key as usize].listener;
+        let route = self.listeners[index as usize].route as usize;
+        loop {
+            step = match step {
+                Step::Wait => return,
+                Step::Try(addr) => match self.try_address(key, addr) {
+                    Ok(()) => return,
+                    Err(error) if is_exhaustion(&error) => {
+                        self.tell_exhaustion(&error);
+                        self.end_pair(key, End::Unreachable);
+                        return;
+                    }
+                    Err(error) => {
+                        let Some(dial) = self.pairs[key as usize].dial() else { return };
+                        dial.failed(addr, error);
+                        dial.next()
+                    }
+                },
+                Step::NextTarget(target) if target >= self.routes[route].targets.len() => {
+                    self.tell_unreachable(key);
+                    self.end_pair(key, End::Unreachable);
+                    return;
+                }
+                Step::NextTarget(target) => {
+                    let addrs = self.addresses(index, target);
+                    let Some(dial) = self.pairs[key as usize].dial() else { return };
+                    match addrs {
+                        Ok(addrs) => {
+                            dial.begin_target(target, &addrs);
+                            dial.next()
+                        }
+                        Err(name) => {
+                            dial.begin_target(target, &[]);
+                            self.wait_for_name(key, name);
+                            return;
+                        }
+                    }
+                }
+            };
+        }
+    }
+
+    /// Opens a socket towards `addr` and gives it its time.
+    fn try_address(&mut self, key: u32, addr: SocketAddr) -> io::Result<()> {
+        let pair = &mut self.pairs[key as usize];
+        let route = &self.routes[self.listeners[pair.listener as usize].route as usize];
+        let generation = pair.generation;
+        let Some(dial) = pair.dial() else { return Ok(()) };
+        let mut stream = socket::tcp_connect(addr, &route.tcp)?;
+        let number = dial.number();
+        let token = Token::new(Role::Target(number), key, generation);
+        self.poll.registry().register(&mut stream, token.into(), interest())?;
+        let list = if dial.client_may_have_left {
+            self.shared.deadlines.shared(LEAVE_GRACE)
+        } else if dial.has_untried() {
+            self.shared.deadlines.shared(HEAD_START)
+        } else {
+            route.connect
+        };
+        dial.started(number, addr, stream);
+        self.shared.deadlines.set(key, list, self.now);
+        Ok(())
+    }
+
+    /// The addresses of a target as seen from a listener, or the name that has none yet.
+    fn addresses(&mut self, listener: u32, target: usize) -> Result<Vec<SocketAddr>, NameId> {
+        let listener = &self.listeners[listener as usize];
+        let route = &self.routes[listener.route as usize];
+        let target = &route.targets[target];
+        let port = target.port(listener.offset, listener.port);
+        let with_port = |mut addr: SocketAddr| {
+            addr.set_port(port);
+            addr
+        };
+        match target.place {
+            Place::At(addr) => Ok(vec![with_port(addr)]),
+            Place::Nowhere => Ok(Vec::new()),
+            Place::Named(name) => {
+                let (addrs, _) = self.shared.names.addrs(name, route.refresh, self.now);
+                if addrs.is_empty() {
+                    return Err(name);
+                }
+                Ok(addrs.iter().copied().map(with_port).collect())
+            }
+        }
+    }
+
+    fn wait_for_name(&mut self, key: u32, name: NameId) {
+        let pair = &self.pairs[key as usize];
+        let route = self.listeners[pair.listener as usize].route;
+        self.waiting.push((name, key, pair.generation));
+        self.shared.names.await_first(name);
+        self.shared.deadlines.set(key, self.routes[route as usize].connect, self.now);
+    }
+
+    /// Starts the lookups of all names, so that the first client finds them done.
+    pub(super) fn look_up_names(&mut self) {
+        for route in &self.routes {
+            for target in &route.targets {
+                if let Place::Named(name) = target.place {
+                    self.shared.names.addrs(name, route.refresh, self.now);
+                }
+            }
+        }
+    }
+
+    /// Answers have come: pairs that wait for them go on.
+    pub(super) fn take_names(&mut self) {
+        for news in self.shared.names.collect(self.now) {
+            if let Some(error) = &news.error
+                && let Some(held) = self.name_trouble.pass(self.now)
+            {
+                log::warn!("look up '{}': {error}{held}", self.shared.names.name(news.id));
+            }
+            let waiting = std::mem::take(&mut self.waiting);
+            let (concerned, others): (Vec<_>, _) =
+                waiting.into_iter().partition(|(name, ..)| *name == news.id);
+            self.waiting = others;
+            for (name, key, generation) in concerned {
+                self.name_answered(name, key, generation, news.error.is_some());
+            }
+        }
+    }
+
+    fn name_answered(&mut self, name: NameId, key: u32, generation: u32, failed: bool) {
+        let Some(pair) = self.pairs.get_mut(key as usize) else { return };
+        if pair.generation != generation {
+            return;
+        }
+        let index = pair.listener;
+        let Some(dial) = pair.dial() else { return };
+        let target = dial.target();
+        if dial.is_running() {
+            return;
+        }
+        let targets = self.routes[self.listeners[index as usize].route as usize].targets.len();
+        if !failed {
+            self.dial(key, Step::NextTarget(target));
+        } else if target + 1 < targets {
+            self.dial(key, Step::NextTarget(target + 1));
+        } else {
+            // Nobody else to turn to: the name is asked for again until the time is over.
+            self.waiting.push((name, key, generation));
+        }
+    }
+
+    /// Asks again for names that pairs still wait for.
+    pub(super) fn retry_names(&mut self) {
+        let pairs = &mut self.pairs;
+        self.waiting.retain(|(_, key, generation)| {
+            let pair = pairs.get_mut(*key as usize);
+            pair.is_some_and(|pair| pair.generation == *generation && pair.dial().is_some())
+        });
+        for name in self.shared.names.due(self.now) {
+            if self.waiting.iter().any(|(awaited, ..)| *awaited == name) {
+                self.shared.names.ask(name);
+            } else {
+                self.shared.names.stop_waiting(name);
+            }
+        }
+    }
+
+    pub(super) fn client_event(&mut self, token: Token, event: &Event) {
+        let Some(pair) = self.pairs.get_mut(token.key as usize) else { return };
+        if !token.is_of(pair.generation) || pair.is_over() {
+            return;
+        }
+        pair.client_event(event);
+        if pair.is_open() {
+            self.advance(token.key);
+        } else if pair.client_failed() {
+            self.end_pair(token.key, End::ClientLeft);
+        } else if pair.client_ended_empty()
+            && let Some(dial) = pair.dial()
+        {
+            dial.client_may_have_left = true;
+            let grace = self.shared.deadlines.shared(LEAVE_GRACE);
+            self.shared.deadlines.set(token.key, grace, self.now);
+        }
+    }
+
+    pub(super) fn target_event(&mut self, token: Token, attempt: u8, event: &Event) {
+        let key = token.key;
+        let Some(pair) = self.pairs.get_mut(key as usize) else { return };
+        if !token.is_of(pair.generation) || pair.is_over() {
+            return;
+        }
+        if pair.is_open() {
+            pair.target_event(attempt, event);
+            self.advance(key);
+        } else if event.is_error() || event.is_write_closed() {
+            let Some(dial) = pair.dial() else { return };
+            if dial.attempt_failed(attempt) {
+                let step = dial.next();
+                self.dial(key, step);
+            }
+        } else if event.is_writable() && pair.connected(attempt).is_some() {
+            pair.target_event(attempt, event);
+            self.shared.deadlines.clear(key);
+            self.touch(key);
+            self.advance(key);
+        }
+    }
+
+    pub(super) fn resume_pair(&mut self, key: u32, generation: u32) {
+        let Some(pair) = self.pairs.get_mut(key as usize) else { return };
+        if pair.generation == generation && !pair.is_over() {
+            pair.queued = false;
+            self.advance(key);
+        }
+    }
+
+    fn advance(&mut self, key: u32) {
+        let pair = &mut self.pairs[key as usize];
+        match pair.advance(&mut self.pool) {
+            Advance::Waits { moved: false } => {}
+            Advance::Waits { moved: true } => self.touch(key),
+            Advance::Again => {
+                if !pair.queued {
+                    pair.queued = true;
+                    let generation = pair.generation;
+                    self.run_queue.push_back(Work::Pair { key, generation });
+                }
+                self.touch(key);
+            }
+            Advance::Over(end) => self.pair_over(key, end),
+        }
+    }
+
+    /// Starts the wait for the next byte anew, where there is a limit to it.
+    fn touch(&mut self, key: u32) {
+        let pair = &self.pairs[key as usize];
+        let route = &self.routes[self.listeners[pair.listener as usize].route as usize];
+        let list = if pair.is_half_closed() { Some(route.half_close) } else { route.idle };
+        if let Some(list) = list {
+            self.shared.deadlines.set(key, list, self.now);
+        }
+    }
+
+    /// The wait of a pair is over.
+    pub(super) fn pair_waited(&mut self, key: u32) {
+        let pair = &mut self.pairs[key as usize];
+        let left = pair.client_ended_empty();
+        match pair.dial() {
+            None => self.end_pair(key, End::TimedOut),
+            Some(dial) if dial.client_may_have_left && left => self.end_pair(key, End::ClientLeft),
+            Some(dial) => {
+                let step = dial.waited();
+                self.dial(key, step);
+            }
+        }
+    }
+
+    /// Ends a pair from outside.
+    pub(super) fn end_pair(&mut self, key: u32, end: End) {
+        let pair = &mut self.pairs[key as usize];
+        if !pair.is_over() {
+            pair.end(end, &mut self.pool);
+            self.pair_over(key, end);
+        }
+    }
+
+    fn pair_over(&mut self, key: u32, end: End) {
+        self.shared.deadlines.clear(key);
+        self.ended.push(key);
+        let pair = &self.pairs[key as usize];
+        let listener = &self.listeners[pair.listener as usize];
+        let (up, down) = pair.bytes();
+        let counters = &mut self.routes[listener.route as usize].counters;
+        counters.open -= 1;
+        counters.tcp_bytes[0] += up;
+        counters.tcp_bytes[1] += down;
+        match end {
+            End::Finished => counters.finished += 1,
+            End::Reset | End::Stopped => counters.reset += 1,
+            End::Unreachable => counters.unreachable += 1,
+            End::ClientLeft => counters.client_left += 1,
+            End::TimedOut => counters.timed_out += 1,
+        }
+        log::debug!(
+            "{}: {} {}, {up} bytes up, {down} down",
+            listener.name,
+            plain(pair.client_addr),
+            end.name()
+        );
+    }
+
+    /// Frees the slots of pairs that are over, now that no event of theirs can be left.
+    pub(super) fn free_ended(&mut self) {
+        if self.ended.is_empty() {
+            return;
+        }
+        for key in self.ended.drain(..) {
+            self.pairs.remove(key as usize);
+        }
+        self.housekeeping.get_or_insert(self.now.after(HOUSEKEEPING));
+        if !self.paused.is_empty() {
+            self.resume_accepting();
+        }
+    }
+
+    fn tell_unreachable(&mut self, key: u32) {
+        let pair = &mut self.pairs[key as usize];
+        let listener = &self.listeners[pair.listener as usize];
+        let route = &mut self.routes[listener.route as usize];
+        let Some(dial) = pair.dial() else { return };
+        let failure = dial.failure();
+        if let Some(held) = route.unreachable.pass(self.now) {
+            match failure.addr {
+                Some(addr) => {
+                    log::warn!("{}: cannot reach {addr}: {}{held}", listener.name, failure.error);
+                }
+                None => log::warn!("{}: cannot reach it: {}{held}", listener.name, failure.error),
+            }
+        }
+    }
+}
+
+/// An IPv4 client of a listener for both families as what it is.
+fn plain(addr: SocketAddr) -> SocketAddr {
+    match addr.ip().to_canonical() {
+        IpAddr::V4(ip) => (ip, addr.port()).into(),
+        IpAddr::V6(_) => addr,
+    }
+}
+
+fn interest() -> Interest {
+    // Priority is out-of-band data, which a read must know of.
+    Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY
+}
+
+/// Clients that one listener may have accepted in a turn.
+const ACCEPT_BURST: usize = 64;
+
+/// A client that ends its side before it has sent a byte and before the target has answered has
+/// probably left. It may instead be waiting for a target that speaks first, so the target gets this
+/// long to answer.
+const LEAVE_GRACE: Duration = Duration::from_millis(500);

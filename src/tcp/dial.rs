@@ -1,0 +1,146 @@
+//! From an accepted client to a connected target: which addresses there are, which were tried, and
+//! which attempts are under way.
+//!
+//! The addresses of one target race with a head start for each (RFC 8305); the next target gets its
+//! turn only when every address of the one before has failed. This is a plain state machine: the
+//! server opens the sockets and tells what became of them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use mio::net::TcpStream;
+
+use crate::token::ATTEMPTS;
+
+/// The attempts of one pair to reach a target.
+#[derive(Default)]
+pub struct Dial {
+    /// Addresses of the current target that were not tried yet, the next one last.
+    untried: Vec<SocketAddr>,
+    running: Vec<Attempt>,
+    started: u8,
+    /// Index of the current target in the rule.
+    target: usize,
+    last_failure: Option<Failure>,
+    /// The client's end came before any byte of it, so it may have left for good.
+    pub client_may_have_left: bool,
+}
+
+struct Attempt {
+    number: u8,
+    addr: SocketAddr,
+    stream: TcpStream,
+}
+
+/// Why an address could not be reached.
+#[derive(Debug)]
+pub struct Failure {
+    /// The address; `None` when there was none to try.
+    pub addr: Option<SocketAddr>,
+    /// What went wrong.
+    pub error: io::Error,
+}
+
+/// What to do next for a dial.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Open a socket to this address.
+    Try(SocketAddr),
+    /// Wait for the attempts that run.
+    Wait,
+    /// Give the addresses of the target with this index ([`Dial::begin_target`]).
+    NextTarget(usize),
+}
+
+impl Dial {
+    /// Index of the target that is being tried.
+    pub fn target(&self) -> usize {
+        self.target
+    }
+
+    /// Goes on to the target with index `target`, which has these addresses in order of preference.
+    pub fn begin_target(&mut self, target: usize, addrs: &[SocketAddr]) {
+        self.target = target;
+        self.untried = addrs.iter().rev().copied().collect();
+    }
+
+    /// What to do after an attempt has failed, or a target's addresses have come: try the next
+    /// address at once.
+    pub fn next(&mut self) -> Step {
+        match self.untried.pop() {
+            Some(addr) => Step::Try(addr),
+            None if self.running.is_empty() => Step::NextTarget(self.target + 1),
+            None => Step::Wait,
+        }
+    }
+
+    /// What to do when the wait after the last attempt's start is over: with addresses left it was a
+    /// head start, without it was the time to connect.
+    pub fn waited(&mut self) -> Step {
+        if self.untried.is_empty() {
+            for attempt in std::mem::take(&mut self.running) {
+                self.failed(attempt.addr, io::ErrorKind::TimedOut.into());
+            }
+        }
+        self.next()
+    }
+
+    /// Whether the wait after an attempt's start is only a head start.
+    pub fn has_untried(&self) -> bool {
+        !self.untried.is_empty()
+    }
+
+    /// Whether an attempt is under way.
+    pub fn is_running(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// The number of the attempt that starts now, for its token.
+    pub fn number(&mut self) -> u8 {
+        let number = self.started;
+        self.started = (self.started + 1) % ATTEMPTS;
+        number
+    }
+
+    /// Keeps the socket of an attempt that was started.
+    pub fn started(&mut self, number: u8, addr: SocketAddr, stream: TcpStream) {
+        self.running.push(Attempt { number, addr, stream });
+    }
+
+    /// Notes that an address could not be reached.
+    pub fn failed(&mut self, addr: SocketAddr, error: io::Error) {
+        self.last_failure = Some(Failure { addr: Some(addr), error });
+    }
+
+    /// Ends the attempt with this number and notes its socket's error; false when there is none.
+    pub fn attempt_failed(&mut self, number: u8) -> bool {
+        let Some((addr, stream)) = self.take(number) else { return false };
+        let error = match stream.take_error() {
+            Ok(Some(error)) | Err(error) => error,
+            // It was closed under us without an error; no reply is what that amounts to.
+            Ok(None) => io::ErrorKind::ConnectionRefused.into(),
+        };
+        self.failed(addr, error);
+        true
+    }
+
+    /// The socket of the attempt with this number, which has connected.
+    pub fn take(&mut self, number: u8) -> Option<(SocketAddr, TcpStream)> {
+        let at = self.running.iter().position(|attempt| attempt.number == number)?;
+        let attempt = self.running.swap_remove(at);
+        Some((attempt.addr, attempt.stream))
+    }
+
+    /// Why the last address failed.
+    pub fn failure(&mut self) -> Failure {
+        self.last_failure.take().unwrap_or_else(|| Failure {
+            addr: None,
+            error: io::Error::new(io::ErrorKind::NotFound, "no address is known for it"),
+        })
+    }
+}
+
+/// How long an address is tried alone before the next one joins it: the "Connection Attempt Delay"
+/// of RFC 8305, section 5.
+pub const HEAD_START: Duration = Duration::from_millis(250);
