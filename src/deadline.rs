@@ -107,7 +107,7 @@ impl Deadlines {
     }
 
     /// The next time at which [`pop`](Self::pop) will have something.
-    pub fn next(&mut self) -> Option<Millis> {
+    pub fn earliest(&mut self) -> Option<Millis> {
         loop {
             let mut top = self.due.peek_mut()?;
             let Reverse((at, list)) = *top;
@@ -127,7 +127,7 @@ impl Deadlines {
 
     /// A key whose wait is over; it is in no list afterwards.
     pub fn pop(&mut self, now: Millis) -> Option<u32> {
-        if self.next()? > now {
+        if self.earliest()? > now {
             return None;
         }
         let Reverse((_, list)) = *self.due.peek()?;
@@ -186,7 +186,7 @@ mod tests {
     fn nothing_is_due_when_nothing_waits() {
         let mut deadlines = Deadlines::default();
         deadlines.add(ms(5));
-        assert_eq!(deadlines.next(), None);
+        assert_eq!(deadlines.earliest(), None);
         assert_eq!(deadlines.pop(Millis(u64::MAX)), None);
     }
 
@@ -196,10 +196,10 @@ mod tests {
         let (long, short) = (deadlines.add(ms(100)), deadlines.add(ms(10)));
         deadlines.set(1, long, Millis(0));
         deadlines.set(2, short, Millis(50));
-        assert_eq!(deadlines.next(), Some(Millis(60)));
+        assert_eq!(deadlines.earliest(), Some(Millis(60)));
         assert_eq!(deadlines.pop(Millis(59)), None);
         assert_eq!(deadlines.pop(Millis(60)), Some(2));
-        assert_eq!(deadlines.next(), Some(Millis(100)));
+        assert_eq!(deadlines.earliest(), Some(Millis(100)));
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
                     deadlines.clear(key);
                     table.remove(&key);
                 }
-                prop_assert_eq!(deadlines.next(), table.values().min().copied().map(Millis));
+                prop_assert_eq!(deadlines.earliest(), table.values().min().copied().map(Millis));
             }
         }
     }

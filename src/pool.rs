@@ -73,7 +73,7 @@ impl Pool {
     }
 
     /// Ends a spill buffer, written out or not.
-    pub fn end_spill(&mut self, spill: Box<Spill>) {
+    pub fn end_spill(&mut self, spill: Spill) {
         self.spilled -= spill.bytes.len();
     }
 

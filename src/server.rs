@@ -154,8 +154,10 @@ impl Server {
         };
         for rule in rules {
             let route = server.routes.len() as u32;
-            server.listeners.extend(open::open(rule, route)?);
-            server.routes.push(Route::new(rule, &mut server.shared));
+            let listeners = open::open(rule, route)?;
+            let port = listeners.first().map_or(0, |listener| listener.port);
+            server.listeners.extend(listeners);
+            server.routes.push(Route::new(rule, port, &mut server.shared));
         }
         for index in 0..server.listeners.len() as u32 {
             server.register_listener(index)?;
@@ -204,7 +206,7 @@ impl Server {
             _ => None,
         };
         let next = [
-            self.shared.deadlines.next(),
+            self.shared.deadlines.earliest(),
             self.shared.flows.next_expiry(),
             self.shared.names.next_retry(),
             self.housekeeping,
@@ -255,7 +257,7 @@ impl Server {
 
     fn take_signals(&mut self) {
         loop {
-            match self.signals.next() {
+            match self.signals.take() {
                 Ok(Some(Signal::Stop)) => self.stop(),
                 Ok(Some(Signal::Status)) => self.log_status(),
                 Ok(Some(Signal::Reload)) => {

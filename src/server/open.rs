@@ -148,7 +148,7 @@ fn advice(error: &io::Error, ip: IpAddr) -> &'static str {
     }
 }
 
-/// `127.0.0.1:32771/tcp -> host:80`
+/// `127.0.0.1:32771/tcp -> host:80`, with the port that it really has.
 fn name(rule: &Rule, place: &Place, port: u16, protocol: &str) -> Box<str> {
     let mut addr = place.addr;
     addr.set_port(port);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Shared;
 use crate::deadline::List;
 use crate::resolve::NameId;
-use crate::rule::{Host, Rule, Target};
+use crate::rule::{Host, Listen, Ports, Rule, Target};
 use crate::stats::{Brake, Counters};
 use crate::sys::socket::{self, TcpOptions};
 
@@ -56,8 +56,9 @@ impl RouteTarget {
 }
 
 impl Route {
-    /// Makes room for a rule's traffic; its names become known to the resolver.
-    pub fn new(rule: &Rule, shared: &mut Shared) -> Route {
+    /// Makes room for a rule's traffic; its names become known to the resolver. `port` is the first
+    /// that it really listens on.
+    pub fn new(rule: &Rule, port: u16, shared: &mut Shared) -> Route {
         let limits = rule.limits();
         let half_close = limits.idle.map_or(limits.half_close, |idle| idle.min(limits.half_close));
         Route {
@@ -72,7 +73,8 @@ impl Route {
             counters: Counters::default(),
             unreachable: Brake::default(),
             flow_trouble: Brake::default(),
-            label: format!("{} -> {}", rule.listen(), describe_targets(rule)).into(),
+            label: format!("{} -> {}", with_port(rule.listen(), port), describe_targets(rule))
+                .into(),
         }
     }
 
@@ -80,6 +82,15 @@ impl Route {
     pub fn is_holding_lines(&self) -> bool {
         self.unreachable.is_holding() || self.flow_trouble.is_holding()
     }
+}
+
+/// The listening address as the user wrote it, a free port as what it has become.
+fn with_port(listen: &Listen, port: u16) -> Listen {
+    let mut listen = listen.clone();
+    if listen.ports.first() == 0 {
+        listen.ports = Ports::one(port);
+    }
+    listen
 }
 
 /// The targets as the user wrote them.

@@ -119,7 +119,7 @@ impl Server {
                     Err(error) => {
                         let Some(dial) = self.pairs[key as usize].dial() else { return };
                         dial.failed(addr, error);
-                        dial.next()
+                        dial.next_step()
                     }
                 },
                 Step::NextTarget(target) if target >= self.routes[route].targets.len() => {
@@ -133,7 +133,7 @@ impl Server {
                     match addrs {
                         Ok(addrs) => {
                             dial.begin_target(target, &addrs);
-                            dial.next()
+                            dial.next_step()
                         }
                         Err(name) => {
                             dial.begin_target(target, &[]);
@@ -297,7 +297,7 @@ impl Server {
         } else if event.is_error() || event.is_write_closed() {
             let Some(dial) = pair.dial() else { return };
             if dial.attempt_failed(attempt) {
-                let step = dial.next();
+                let step = dial.next_step();
                 self.dial(key, step);
             }
         } else if event.is_writable() && pair.connected(attempt).is_some() {

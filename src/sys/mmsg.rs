@@ -73,6 +73,8 @@ impl Batch {
     }
 
     /// Length, sender and control data of the `index`th datagram of the last [`receive`](Self::receive).
+    // The width of a length differs between the C libraries.
+    #[allow(clippy::unnecessary_cast)]
     pub fn received(&self, index: usize) -> (usize, Option<SocketAddr>, Control) {
         let (header, extra) = (&self.headers[index], &self.extras[index]);
         let name = &extra.name[..NAME_LEN.min(header.msg_hdr.msg_namelen as usize)];

@@ -36,7 +36,7 @@ impl Signals {
     }
 
     /// The next signal that has come, if any.
-    pub fn next(&mut self) -> io::Result<Option<Signal>> {
+    pub fn take(&mut self) -> io::Result<Option<Signal>> {
         let Some(info) = self.fd.read_signal()? else { return Ok(None) };
         Ok(Some(match info.ssi_signo as i32 {
             libc::SIGHUP => Signal::Reload,

@@ -67,7 +67,7 @@ impl Dial {
 
     /// What to do after an attempt has failed, or a target's addresses have come: try the next
     /// address at once.
-    pub fn next(&mut self) -> Step {
+    pub fn next_step(&mut self) -> Step {
         match self.untried.pop() {
             Some(addr) => Step::Try(addr),
             None if self.running.is_empty() => Step::NextTarget(self.target + 1),
@@ -83,7 +83,7 @@ impl Dial {
                 self.failed(attempt.addr, io::ErrorKind::TimedOut.into());
             }
         }
-        self.next()
+        self.next_step()
     }
 
     /// Whether the wait after an attempt's start is only a head start.
@@ -144,3 +144,85 @@ impl Dial {
 /// How long an address is tried alone before the next one joins it: the "Connection Attempt Delay"
 /// of RFC 8305, section 5.
 pub const HEAD_START: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn addr(port: u16) -> SocketAddr {
+        ([127, 0, 0, 1], port).into()
+    }
+
+    /// A socket to stand for an attempt; what becomes of it does not matter.
+    fn stream() -> TcpStream {
+        let listener = TcpListener::bind(addr(0)).unwrap();
+        TcpStream::connect(listener.local_addr().unwrap()).unwrap()
+    }
+
+    fn start(dial: &mut Dial, addr: SocketAddr) -> u8 {
+        let number = dial.number();
+        dial.started(number, addr, stream());
+        number
+    }
+
+    #[test]
+    fn addresses_join_after_their_head_start_and_the_next_target_waits_for_all_of_them() {
+        let mut dial = Dial::default();
+        dial.begin_target(0, &[addr(1), addr(2)]);
+        assert_eq!(dial.next_step(), Step::Try(addr(1)));
+        let first = start(&mut dial, addr(1));
+        assert!(dial.has_untried());
+        assert_eq!(dial.waited(), Step::Try(addr(2)));
+        let second = start(&mut dial, addr(2));
+        assert!(!dial.has_untried());
+        dial.take(first).expect("it runs");
+        dial.failed(addr(1), ErrorKind::ConnectionRefused.into());
+        assert_eq!(dial.next_step(), Step::Wait);
+        dial.take(second).expect("it runs");
+        dial.failed(addr(2), ErrorKind::ConnectionRefused.into());
+        assert_eq!(dial.next_step(), Step::NextTarget(1));
+    }
+
+    #[test]
+    fn a_refusal_brings_the_next_address_at_once() {
+        let mut dial = Dial::default();
+        dial.begin_target(0, &[addr(1), addr(2)]);
+        assert_eq!(dial.next_step(), Step::Try(addr(1)));
+        dial.failed(addr(1), ErrorKind::ConnectionRefused.into());
+        assert_eq!(dial.next_step(), Step::Try(addr(2)));
+    }
+
+    #[test]
+    fn when_the_time_is_over_everything_that_runs_has_failed() {
+        let mut dial = Dial::default();
+        dial.begin_target(3, &[addr(1)]);
+        dial.next_step();
+        let number = start(&mut dial, addr(1));
+        assert_eq!(dial.waited(), Step::NextTarget(4));
+        assert!(dial.take(number).is_none() && !dial.is_running());
+        let failure = dial.failure();
+        assert_eq!((failure.addr, failure.error.kind()), (Some(addr(1)), ErrorKind::TimedOut));
+    }
+
+    #[test]
+    fn an_event_of_an_attempt_that_is_gone_is_nobodys() {
+        let mut dial = Dial::default();
+        dial.begin_target(0, &[addr(1)]);
+        dial.next_step();
+        let number = start(&mut dial, addr(1));
+        assert!(!dial.attempt_failed(number + 1));
+        assert!(dial.attempt_failed(number));
+        assert!(!dial.attempt_failed(number));
+    }
+
+    #[test]
+    fn a_target_without_addresses_is_passed_over() {
+        let mut dial = Dial::default();
+        dial.begin_target(0, &[]);
+        assert_eq!(dial.next_step(), Step::NextTarget(1));
+        assert_eq!(dial.failure().addr, None);
+    }
+}

@@ -118,7 +118,7 @@ impl Half {
                     if !spill.advance(count) {
                         sink.writable = false;
                     } else if let Held::Spill(spill) = std::mem::take(&mut self.held) {
-                        pool.end_spill(spill);
+                        pool.end_spill(*spill);
                     }
                 }
                 Held::Nothing => match self.state {
@@ -159,7 +159,7 @@ impl Half {
     pub fn release(&mut self, pool: &mut Pool) {
         match std::mem::take(&mut self.held) {
             Held::Nothing => {}
-            Held::Spill(spill) => pool.end_spill(spill),
+            Held::Spill(spill) => pool.end_spill(*spill),
             Held::Pipe(piped) => pool.end_pipe(piped.pipe, piped.held == 0),
         }
     }
@@ -245,3 +245,307 @@ const BUDGET: usize = 256 << 10;
 
 /// Reads in a row that must fill the buffer before a direction counts as bulk traffic.
 pub(super) const BULK: u8 = 3;
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sys;
+
+    /// What a scripted source does at one read.
+    #[derive(Clone, Copy, Debug)]
+    enum Give {
+        Bytes(usize),
+        Nothing,
+        Reset,
+    }
+
+    /// Counts upwards, so that every byte tells its place.
+    struct Source {
+        script: RefCell<VecDeque<Give>>,
+        given: Cell<usize>,
+    }
+
+    /// What a scripted sink does at one write.
+    #[derive(Clone, Copy, Debug)]
+    enum Take {
+        AtMost(usize),
+        Nothing,
+        Reset,
+    }
+
+    struct Sink {
+        script: RefCell<VecDeque<Take>>,
+        taken: Cell<usize>,
+        ended: Cell<bool>,
+    }
+
+    fn byte(at: usize) -> u8 {
+        (at % 251) as u8
+    }
+
+    impl Source {
+        /// Fills `into` with the next bytes; the rest of a chunk stays for the next read.
+        fn give(
+            &self,
+            room: usize,
+            mut put: impl FnMut(usize, usize) -> io::Result<usize>,
+        ) -> io::Result<usize> {
+            let mut script = self.script.borrow_mut();
+            match script.pop_front() {
+                None => Ok(0),
+                Some(Give::Nothing) => Err(ErrorKind::WouldBlock.into()),
+                Some(Give::Reset) => Err(ErrorKind::ConnectionReset.into()),
+                Some(Give::Bytes(count)) => {
+                    let put = put(self.given.get(), count.min(room));
+                    let done = *put.as_ref().unwrap_or(&0);
+                    if done < count {
+                        script.push_front(Give::Bytes(count - done));
+                    }
+                    self.given.set(self.given.get() + done);
+                    put
+                }
+            }
+        }
+    }
+
+    impl Stream for Source {
+        fn read(&self, into: &mut [u8]) -> io::Result<usize> {
+            self.give(into.len(), |from, count| {
+                for (at, slot) in into[..count].iter_mut().enumerate() {
+                    *slot = byte(from + at);
+                }
+                Ok(count)
+            })
+        }
+
+        fn splice_in(&self, pipe: &Pipe, most: usize) -> io::Result<usize> {
+            self.give(most, |from, count| {
+                let bytes: Vec<u8> = (from..from + count).map(byte).collect();
+                Ok(nix::unistd::write(pipe.in_end(), &bytes)?)
+            })
+        }
+
+        fn write(&self, _: &[u8]) -> io::Result<usize> {
+            panic!("a half never writes to its source")
+        }
+
+        fn end(&self) -> io::Result<()> {
+            panic!("a half never ends its source")
+        }
+
+        fn splice_out(&self, _: &Pipe, _: usize) -> io::Result<usize> {
+            panic!("a half never writes to its source")
+        }
+    }
+
+    impl Sink {
+        fn take(&self, offered: usize) -> io::Result<usize> {
+            assert!(!self.ended.get(), "bytes after the end");
+            match self.script.borrow_mut().pop_front() {
+                None => Ok(offered),
+                Some(Take::AtMost(count)) => Ok(offered.min(count)),
+                Some(Take::Nothing) => Err(ErrorKind::WouldBlock.into()),
+                Some(Take::Reset) => Err(ErrorKind::ConnectionReset.into()),
+            }
+        }
+
+        #[track_caller]
+        fn check(&self, bytes: &[u8]) {
+            for (at, got) in (self.taken.get()..).zip(bytes) {
+                assert_eq!(*got, byte(at), "byte {at}");
+            }
+            self.taken.set(self.taken.get() + bytes.len());
+        }
+    }
+
+    impl Stream for Sink {
+        fn read(&self, _: &mut [u8]) -> io::Result<usize> {
+            panic!("a half never reads its sink")
+        }
+
+        fn splice_in(&self, _: &Pipe, _: usize) -> io::Result<usize> {
+            panic!("a half never reads its sink")
+        }
+
+        fn write(&self, from: &[u8]) -> io::Result<usize> {
+            assert!(!from.is_empty(), "an empty write");
+            let count = self.take(from.len())?;
+            self.check(&from[..count]);
+            Ok(count)
+        }
+
+        fn end(&self) -> io::Result<()> {
+            assert!(!self.ended.replace(true), "two ends");
+            Ok(())
+        }
+
+        fn splice_out(&self, pipe: &Pipe, most: usize) -> io::Result<usize> {
+            assert!(most > 0, "an empty splice");
+            let mut bytes = vec![0; self.take(most)?];
+            let count = nix::unistd::read(pipe.out_end(), &mut bytes)?;
+            self.check(&bytes[..count]);
+            Ok(count)
+        }
+    }
+
+    fn gives() -> impl Strategy<Value = Vec<Give>> {
+        let give = prop_oneof![
+            4 => (1usize..300).prop_map(Give::Bytes),
+            3 => (READ_SIZE - 1..=3 * READ_SIZE + 1).prop_map(Give::Bytes),
+            3 => (6 * READ_SIZE..8 * READ_SIZE).prop_map(Give::Bytes),
+            3 => Just(Give::Nothing),
+        ];
+        let end = prop_oneof![3 => Just(None), 1 => Just(Some(Give::Reset))];
+        (prop::collection::vec(give, 0..20), end).prop_map(|(mut gives, end)| {
+            gives.extend(end);
+            gives
+        })
+    }
+
+    fn takes() -> impl Strategy<Value = Vec<Take>> {
+        prop::collection::vec(
+            prop_oneof![
+                20 => (1usize..2 * READ_SIZE).prop_map(Take::AtMost),
+                10 => Just(Take::Nothing),
+                1 => Just(Take::Reset),
+            ],
+            0..40,
+        )
+    }
+
+    /// Plays a script to its end, as a poll would: after each call that waits, the side that it
+    /// waits for becomes ready.
+    fn play(gives: Vec<Give>, takes: Vec<Take>, urgent: bool) -> Result<(), TestCaseError> {
+        let total: usize =
+            gives.iter().map(|give| if let Give::Bytes(count) = give { *count } else { 0 }).sum();
+        let resets = gives.iter().any(|give| matches!(give, Give::Reset))
+            || takes.iter().any(|take| matches!(take, Take::Reset));
+        let mut source =
+            Side::new(Source { script: RefCell::new(gives.into()), given: Cell::new(0) });
+        let mut sink = Side::new(Sink {
+            script: RefCell::new(takes.into()),
+            taken: Cell::new(0),
+            ended: Cell::new(false),
+        });
+        source.urgent = urgent;
+        let (mut half, mut pool) = (Half::default(), Pool::default());
+        let mut failed = false;
+        for _ in 0..10_000 {
+            match half.advance(&mut source, &mut sink, &mut pool) {
+                Ok(moved) if moved.more => continue,
+                Ok(_) if half.is_ended() => break,
+                Ok(_) => {
+                    prop_assert!(!(source.readable && sink.writable), "it stops with work to do");
+                    source.readable = true;
+                    sink.writable = true;
+                }
+                Err(_) => {
+                    failed = true;
+                    break;
+                }
+            }
+        }
+        let (given, taken) = (source.stream.given.get(), sink.stream.taken.get());
+        prop_assert_eq!(half.bytes(), given as u64);
+        if failed {
+            prop_assert!(resets && !sink.stream.ended.get());
+            prop_assert!(taken <= given && given <= total);
+        } else {
+            prop_assert!(half.is_ended() && sink.stream.ended.get(), "it never ends");
+            prop_assert_eq!(taken, total);
+        }
+        half.release(&mut pool);
+        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+
+        #[test]
+        fn every_byte_arrives_in_order_and_the_end_last(
+            gives in gives(),
+            takes in takes(),
+            urgent in prop::bool::weighted(0.2),
+        ) {
+            play(gives, takes, urgent)?;
+        }
+    }
+
+    fn side<S>(stream: S) -> Side<S> {
+        Side { readable: true, ..Side::new(stream) }
+    }
+
+    fn source(gives: &[Give]) -> Side<Source> {
+        side(Source { script: RefCell::new(gives.iter().copied().collect()), given: Cell::new(0) })
+    }
+
+    fn sink(takes: &[Take]) -> Side<Sink> {
+        side(Sink {
+            script: RefCell::new(takes.iter().copied().collect()),
+            taken: Cell::new(0),
+            ended: Cell::new(false),
+        })
+    }
+
+    #[test]
+    fn a_short_read_is_not_followed_by_another() {
+        let (mut half, mut pool) = (Half::default(), Pool::default());
+        let (mut source, mut sink) = (source(&[Give::Bytes(100), Give::Bytes(5)]), sink(&[]));
+        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        assert!(!source.readable);
+        assert_eq!(sink.stream.taken.get(), 100);
+    }
+
+    #[test]
+    fn an_end_that_was_announced_is_read_up_to() {
+        let (mut half, mut pool) = (Half::default(), Pool::default());
+        let (mut source, mut sink) = (source(&[Give::Bytes(100)]), sink(&[]));
+        source.read_closed = true;
+        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        assert!(half.is_ended() && sink.stream.ended.get());
+    }
+
+    #[test]
+    fn nothing_is_read_while_the_sink_has_not_taken_what_is_held() {
+        let (mut half, mut pool) = (Half::default(), Pool::default());
+        let takes = [Take::AtMost(10), Take::Nothing];
+        let (mut source, mut sink) = (source(&[Give::Bytes(100), Give::Bytes(7)]), sink(&takes));
+        source.urgent = true;
+        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        sink.writable = true;
+        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        assert_eq!((source.stream.given.get(), sink.stream.taken.get()), (100, 10));
+        sink.writable = true;
+        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        assert_eq!((source.stream.given.get(), sink.stream.taken.get()), (107, 107));
+    }
+
+    #[test]
+    fn a_direction_that_fills_its_reads_goes_over_to_splicing_and_back() {
+        let (mut half, mut pool) = (Half::default(), Pool::default());
+        let (mut source, mut sink) =
+            (source(&[Give::Bytes(3 * READ_SIZE + 1), Give::Nothing, Give::Bytes(9)]), sink(&[]));
+        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        assert_eq!(sink.stream.taken.get(), 3 * READ_SIZE + 1);
+        assert!(matches!(half.held, Held::Nothing), "the pipe goes back when the source is dry");
+        assert_eq!(half.full_reads, 0, "one byte through a pipe is no bulk traffic");
+        source.readable = true;
+        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        assert_eq!(sink.stream.taken.get(), 3 * READ_SIZE + 10);
+    }
+
+    #[test]
+    fn a_turn_is_bounded() {
+        let (mut half, mut pool) = (Half::default(), Pool::default());
+        let (mut source, mut sink) = (source(&[Give::Bytes(100 * READ_SIZE)]), sink(&[]));
+        let moved = half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        assert!(moved.more && moved.any);
+        assert!(sink.stream.taken.get() <= BUDGET + sys::MAPPED_ALLOCATION);
+        half.release(&mut pool);
+    }
+}

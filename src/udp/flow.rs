@@ -198,7 +198,7 @@ impl<S> FlowTable<S> {
 
     /// When the next flow will time out if nothing comes.
     pub fn next_expiry(&mut self) -> Option<Millis> {
-        self.deadlines.next()
+        self.deadlines.earliest()
     }
 
     /// Gives back the memory that the flows that are left do not need.
@@ -238,5 +238,128 @@ fn ip(octets: [u8; 16], v4: bool) -> IpAddr {
         Ipv4Addr::new(a, b, c, d).into()
     } else {
         Ipv6Addr::from(octets).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(port: u16) -> Key {
+        Key::new(0, SocketAddr::from(([127, 0, 0, 1], port)), None)
+    }
+
+    fn table(timeout_s: u64, most: u32) -> FlowTable<()> {
+        let mut table = FlowTable::default();
+        table.add_rule(Duration::from_secs(timeout_s), most);
+        table
+    }
+
+    #[test]
+    fn a_key_gives_back_what_it_was_made_of() {
+        let local = |ip: &str, interface| Some(Local { ip: ip.parse().unwrap(), interface });
+        for (client, local) in [
+            ("1.2.3.4:5", None),
+            ("1.2.3.4:5", local("127.0.0.2", 0)),
+            ("[::ffff:1.2.3.4]:5", local("::ffff:127.0.0.2", 0)),
+            ("[fe80::1%3]:5", local("fe80::2", 3)),
+        ] {
+            let client: SocketAddr = client.parse().unwrap();
+            let key = Key::new(9, client, local);
+            assert_eq!((key.client(), key.local(), key.listener), (client, local, 9));
+        }
+    }
+
+    #[test]
+    fn the_same_client_at_two_local_addresses_has_two_flows() {
+        let client = SocketAddr::from(([127, 0, 0, 1], 5));
+        let local = |last| Some(Local { ip: Ipv4Addr::new(127, 0, 0, last).into(), interface: 0 });
+        assert_ne!(Key::new(0, client, local(1)), Key::new(0, client, local(2)));
+        assert_ne!(Key::new(0, client, local(1)), Key::new(1, client, local(1)));
+    }
+
+    #[test]
+    fn unanswered_flows_expire_sooner_and_both_directions_refresh() {
+        let mut table = table(60, 10);
+        let asked = table.insert(key(1), 0, (), Millis(0));
+        let answered = table.insert(key(2), 0, (), Millis(0));
+        table.answered(answered, Millis(1));
+        table.asked(asked, Millis(10_000));
+        assert_eq!(table.next_expiry(), Some(Millis(40_000)));
+        assert!(table.expire(Millis(39_999)).is_none());
+        assert_eq!(table.expire(Millis(40_000)).unwrap().key, key(1));
+        assert!(table.expire(Millis(60_000)).is_none());
+        table.asked(answered, Millis(60_000));
+        assert_eq!(table.next_expiry(), Some(Millis(120_000)));
+        table.answered(answered, Millis(100_000));
+        assert_eq!(table.expire(Millis(160_000)).unwrap().key, key(2));
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn a_short_timeout_holds_for_unanswered_flows_too() {
+        let mut table = table(2, 10);
+        table.insert(key(1), 0, (), Millis(0));
+        assert_eq!(table.next_expiry(), Some(Millis(2000)));
+    }
+
+    #[test]
+    fn the_oldest_unanswered_flow_makes_room_first() {
+        let mut table = table(60, 3);
+        for port in 1..=3 {
+            table.insert(key(port), 0, (), Millis(u64::from(port)));
+        }
+        let first = table.find(&key(1)).unwrap();
+        table.answered(first, Millis(4));
+        assert!(table.is_full(0));
+        let evicted: Vec<_> = std::iter::from_fn(|| table.evict(0)).map(|flow| flow.key).collect();
+        assert_eq!(evicted, [key(2), key(3), key(1)]);
+    }
+
+    #[test]
+    fn memory_goes_back_with_the_flows() {
+        let mut table = table(60, 1_000_000);
+        for port in 0..20_000 {
+            table.insert(key(port), 0, (), Millis(0));
+        }
+        while table.expire(Millis(60_000)).is_some() {}
+        table.shrink();
+        assert_eq!((table.flows.capacity(), table.index.capacity()), (0, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn slots_keys_and_counts_agree_whatever_happens(
+            steps in prop::collection::vec((0u16..20, 0u8..5, 0u64..20_000), 1..300)
+        ) {
+            let mut table = table(40, 8);
+            table.add_rule(Duration::from_secs(25), 5);
+            let mut now = 0;
+            for (port, what, passed) in steps {
+                let rule = u32::from(port % 2);
+                now += passed;
+                while table.expire(Millis(now)).is_some() {}
+                match (table.find(&key(port)), what) {
+                    (None, _) => {
+                        if table.is_full(rule) {
+                            prop_assert!(table.evict(rule).is_some());
+                        }
+                        let next = table.next_slot();
+                        prop_assert_eq!(table.insert(key(port), rule, (), Millis(now)), next);
+                    }
+                    (Some(slot), 0) => prop_assert!(table.remove(slot).is_some()),
+                    (Some(slot), 1 | 2) => table.asked(slot, Millis(now)),
+                    (Some(slot), _) => table.answered(slot, Millis(now)),
+                }
+                let flows: Vec<_> = table.flows.iter().map(|(slot, flow)| (slot as u32, flow.key)).collect();
+                prop_assert_eq!(flows.len(), table.index.len());
+                prop_assert!(flows.iter().all(|(slot, key)| table.find(key) == Some(*slot)));
+                prop_assert!(table.open(0) <= 8 && table.open(1) <= 5);
+                prop_assert_eq!(table.open(0) + table.open(1), table.len() as u32);
+                prop_assert!(table.next_expiry().is_some() || table.is_empty());
+            }
+        }
     }
 }

@@ -2,15 +2,15 @@
 //! connections.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::harness::{
     BlackHole, Echo, Forwarder, Pattern, Refusing, UdpEcho, WAIT, accept, binary, bind, both_ways,
-    client_of, connect, end, eventually, expect_datagram, expect_end, listen, local, pair, receive,
-    reset, send,
+    client_of, connect, end, eventually, expect_datagram, expect_end, listen, local, own_loopback,
+    pair, receive, reset, send, try_connect,
 };
 
 #[test]
@@ -24,7 +24,8 @@ fn out_of_descriptors_it_neither_spins_nor_floods_the_log_and_recovers() {
         assert!(served.len() >= 10, "only {} clients with {limit} descriptors", served.len());
 
         // More come meanwhile; nobody of them is served, and the served ones go on.
-        let mut waiting: Vec<_> = (0..20).map(|_| connect(forwarder.address())).collect();
+        let mut waiting: Vec<_> =
+            (0..20).filter_map(|_| try_connect(forwarder.address()).ok()).collect();
         waiting.extend(unserved);
         thread::sleep(Duration::from_millis(200));
         let (lines, processor_time) = (forwarder.log().len(), forwarder.processor_time());
@@ -54,24 +55,29 @@ fn out_of_descriptors_it_neither_spins_nor_floods_the_log_and_recovers() {
             }
         }
         eventually("a new client is served", WAIT, || {
-            exchange(&connect(forwarder.address())).is_ok()
+            try_connect(forwarder.address()).is_ok_and(|client| exchange(&client).is_ok())
         });
     }
 }
 
 #[test]
-fn a_client_that_cannot_be_connected_for_want_of_descriptors_is_reset_or_waits() {
+fn a_client_that_finds_no_descriptor_is_reset_at_once_or_served_later_but_never_lost() {
     let echo = Echo::start();
     for limit in [30, 31] {
         let forwarder = limited(limit, "127.0.0.1:0/tcp", &echo);
         let (served, unserved) = connect_until_unserved(&forwarder);
+        for client in &served {
+            send(client, UP, 4..10);
+            receive(client, UP, 4..10);
+        }
+        drop(served);
         if let Some(client) = unserved {
-            // It waits: then it is served when one leaves, not cut off.
-            drop(served);
+            // What it sent while it waited is still there.
+            receive(&client, UP, 0..4);
             assert_eq!(exchange(&client), Ok(()));
         }
         eventually("a new client is served", WAIT, || {
-            exchange(&connect(forwarder.address())).is_ok()
+            try_connect(forwarder.address()).is_ok_and(|client| exchange(&client).is_ok())
         });
     }
 }
@@ -185,7 +191,7 @@ fn a_mixture_of_everything_gives_all_descriptors_back() {
             receive(&client, UP, 0..100_000);
         }
         drop(client);
-        drop(connect(to_refusing));
+        drop(try_connect(to_refusing));
         let client = connect(to_hole);
         if n % 2 == 0 {
             reset(client);
@@ -223,6 +229,25 @@ fn a_thousand_idle_connections_take_little_memory_and_give_it_back() {
     eventually("memory is back near the start", WAIT, || forwarder.anonymous_kib() < memory + 384);
 }
 
+#[test]
+fn a_range_of_a_thousand_ports_takes_little_memory() {
+    let (echo, host) = (Echo::start(), own_loopback());
+    let free = |first: u16| {
+        (first..first + 1000).all(|port| {
+            TcpListener::bind((host, port)).is_ok() && UdpSocket::bind((host, port)).is_ok()
+        })
+    };
+    let first = (10_000..60_000).step_by(1000).find(|first| free(*first)).expect("free ports");
+    let listen = format!("{host}:{first}-{}", first + 999);
+    let forwarder = Forwarder::start(Forwarder::rule(&listen, echo.address(), ""));
+    for port in [first, first + 500, first + 999] {
+        let client = connect(SocketAddr::from((host, port)));
+        assert_eq!(exchange(&client), Ok(()));
+    }
+    let memory = forwarder.anonymous_kib();
+    assert!(memory < 4096, "{memory} KiB for a thousand ports");
+}
+
 const UP: Pattern = Pattern(1);
 
 /// A forwarder with one rule that may have no more than `limit` descriptors.
@@ -239,7 +264,7 @@ fn limited(limit: u32, listen: &str, echo: &Echo) -> Forwarder {
 fn connect_until_unserved(forwarder: &Forwarder) -> (Vec<TcpStream>, Option<TcpStream>) {
     let mut served = Vec::new();
     for _ in 0..100 {
-        let client = connect(forwarder.address());
+        let Ok(client) = try_connect(forwarder.address()) else { return (served, None) };
         client.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         let result = exchange(&client);
         client.set_read_timeout(Some(WAIT)).unwrap();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::harness::{
     Echo, Forwarder, Pattern, Refusing, UdpEcho, WAIT, client_of, connect, end, eventually,
-    expect_datagram, expect_end, expect_reset, local, receive, reset, send,
+    expect_datagram, expect_end, expect_refusal, local, receive, reset, send,
 };
 
 #[test]
@@ -36,7 +36,7 @@ fn after_load_it_is_quiet_again() {
         receive(&client, Pattern(n), 0..50_000);
         end(&client);
         expect_end(&client);
-        expect_reset(&connect(local(ports[2])), UP, 0);
+        expect_refusal(local(ports[2]));
         let client = client_of(&forwarder);
         client.send(b"datagram").unwrap();
         expect_datagram(&client, b"datagram");
@@ -58,8 +58,7 @@ fn ten_thousand_refusals_are_a_handful_of_log_lines_with_a_count() {
         for port in &ports {
             scope.spawn(|| {
                 for _ in 0..5000 {
-                    let client = connect(local(*port));
-                    expect_reset(&client, UP, 0);
+                    expect_refusal(local(*port));
                 }
             });
         }
@@ -68,7 +67,7 @@ fn ten_thousand_refusals_are_a_handful_of_log_lines_with_a_count() {
     eventually("the log says how many there were", WAIT, || {
         thread::sleep(Duration::from_millis(200));
         ports.iter().for_each(|port| {
-            expect_reset(&connect(local(*port)), UP, 0);
+            expect_refusal(local(*port));
         });
         let lines = forwarder.log().lines().split_off(from);
         refusing.iter().all(|refusing| {
@@ -100,7 +99,7 @@ fn a_log_that_nobody_reads_never_stops_relaying() {
             send(&client, Pattern(n), 0..50);
             receive(&client, Pattern(n), 0..50);
             reset(client);
-            expect_reset(&connect(local(ports[1])), UP, 0);
+            expect_refusal(local(ports[1]));
         }
         let offset = u64::from(closed) * 10;
         send(&open, UP, offset..offset + 10);

@@ -1,14 +1,14 @@
 //! Stopping and asking: what signals do to a running forwarder.
 
 use std::io::{ErrorKind, Read};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
 use crate::harness::{
     Echo, Forwarder, Pattern, UdpEcho, WAIT, both_ways, client_of, connect, eventually,
-    expect_datagram, listen, pair, receive, send,
+    expect_datagram, listen, pair, receive, reset, send, try_connect,
 };
 
 #[test]
@@ -29,9 +29,7 @@ fn open_connections_are_served_to_their_end_after_a_stop() {
         let second = pair(&forwarder, &target);
         send(&first.0, Pattern(1), 0..1000);
         forwarder.signal(signal);
-        eventually("no new client is accepted", WAIT, || {
-            TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err()
-        });
+        wait_until_refused(address);
         receive(&first.1, Pattern(1), 0..1000);
         both_ways(&second.0, &second.1, 1_000_000);
         // One is still open: the process stays for it.
@@ -66,9 +64,7 @@ fn a_second_signal_stops_at_once() {
         let address = forwarder.address();
         let _pair = pair(&forwarder, &target);
         forwarder.signal(first);
-        eventually("no new client is accepted", WAIT, || {
-            TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err()
-        });
+        wait_until_refused(address);
         forwarder.signal(second);
         forwarder.wait(WAIT);
     }
@@ -123,6 +119,13 @@ fn start(drain: &str) -> (Forwarder, TcpListener) {
     let mut arguments = vec!["--drain".to_owned(), drain.to_owned()];
     arguments.extend(Forwarder::rule("127.0.0.1:0/tcp", target.local_addr().unwrap(), ""));
     (Forwarder::start(arguments), target)
+}
+
+/// Waits until the forwarder takes no new client.
+#[track_caller]
+fn wait_until_refused(address: SocketAddr) {
+    // One that came too early leaves nothing open behind it.
+    eventually("no new client is accepted", WAIT, || try_connect(address).map(reset).is_err());
 }
 
 /// The word stands at the beginning, after what the log puts before every line.

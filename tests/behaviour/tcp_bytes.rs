@@ -24,9 +24,9 @@ fn a_large_transfer_each_way_at_once_arrives_whole() {
 
 #[test]
 fn a_large_transfer_through_small_buffers_arrives_whole() {
-    let (forwarder, target) = start("sockbuf=4k");
+    let (forwarder, target) = start("sockbuf=16k");
     let (client, server) = pair(&forwarder, &target);
-    both_ways(&client, &server, 4 * MIB);
+    both_ways(&client, &server, 2 * MIB);
 }
 
 #[test]

@@ -15,8 +15,8 @@ pub use names::{Answers, Resolver};
 pub use pattern::{Pattern, Random};
 pub use tcp::{
     BlackHole, Echo, Refusing, accept, both_ways, connect, end, expect_broken, expect_end,
-    expect_reset, listen, listen_on, pair, push_until_stopped, receive, receive_to_end, reset,
-    send,
+    expect_refusal, expect_reset, listen, listen_on, pair, push_until_stopped, receive,
+    receive_to_end, reset, send, try_connect,
 };
 pub use udp::{UdpEcho, bind, client_of, expect_datagram, expect_silence};
 

@@ -44,9 +44,21 @@ pub fn accept(listener: &TcpListener) -> TcpStream {
 /// A connection to this address.
 #[track_caller]
 pub fn connect(address: SocketAddr) -> TcpStream {
-    match TcpStream::connect_timeout(&address, WAIT) {
-        Ok(stream) => limited(stream),
-        Err(e) => panic!("connect to {address}: {e}"),
+    try_connect(address).unwrap_or_else(|e| panic!("connect to {address}: {e}"))
+}
+
+/// A connection to this address, or what happens instead. A forwarder that refuses may be so quick
+/// that its reset comes before the client knows of the connection.
+pub fn try_connect(address: SocketAddr) -> io::Result<TcpStream> {
+    TcpStream::connect_timeout(&address, WAIT).map(limited)
+}
+
+/// A client that connects to this address is accepted and then reset, without a byte.
+#[track_caller]
+pub fn expect_refusal(address: SocketAddr) {
+    match try_connect(address) {
+        Ok(client) => assert_eq!(expect_reset(&client, Pattern(0), 0), 0, "bytes before a reset"),
+        Err(e) => assert_eq!(e.kind(), ErrorKind::ConnectionReset, "connect to {address}"),
     }
 }
 
