@@ -94,12 +94,6 @@ impl Deadlines {
         }
     }
 
-    /// Which list `key` is in.
-    pub fn list_of(&self, key: u32) -> Option<List> {
-        let list = self.nodes.get(key as usize)?.list;
-        (list != NONE).then_some(List(list))
-    }
-
     /// The member of `list` that has waited longest.
     pub fn oldest(&self, list: List) -> Option<u32> {
         let head = self.lists[list.0 as usize].head;
@@ -125,15 +119,15 @@ impl Deadlines {
         }
     }
 
-    /// A key whose wait is over; it is in no list afterwards.
-    pub fn pop(&mut self, now: Millis) -> Option<u32> {
+    /// A key whose wait is over, and the list that it was in; it is in none afterwards.
+    pub fn pop(&mut self, now: Millis) -> Option<(u32, List)> {
         if self.earliest()? > now {
             return None;
         }
         let Reverse((_, list)) = *self.due.peek()?;
         let key = self.lists[list as usize].head;
         self.clear(key);
-        Some(key)
+        Some((key, List(list)))
     }
 
     /// Gives back the memory for keys from `keys` on; none of them may be in a list.
@@ -198,7 +192,7 @@ mod tests {
         deadlines.set(2, short, Millis(50));
         assert_eq!(deadlines.earliest(), Some(Millis(60)));
         assert_eq!(deadlines.pop(Millis(59)), None);
-        assert_eq!(deadlines.pop(Millis(60)), Some(2));
+        assert_eq!(deadlines.pop(Millis(60)), Some((2, short)));
         assert_eq!(deadlines.earliest(), Some(Millis(100)));
     }
 
@@ -211,9 +205,9 @@ mod tests {
         deadlines.set(2, list, Millis(1));
         deadlines.set(1, list, Millis(5));
         assert_eq!(deadlines.oldest(list), Some(2));
-        assert_eq!(deadlines.pop(Millis(20)), Some(2));
-        assert_eq!(deadlines.pop(Millis(20)), Some(1));
-        assert_eq!(deadlines.list_of(1), None);
+        assert_eq!(deadlines.pop(Millis(20)), Some((2, list)));
+        assert_eq!(deadlines.pop(Millis(20)), Some((1, list)));
+        assert_eq!(deadlines.oldest(list), None);
     }
 
     proptest! {
@@ -228,7 +222,7 @@ mod tests {
             let mut now = 0;
             for (key, what, passed) in steps {
                 now += passed;
-                while let Some(popped) = deadlines.pop(Millis(now)) {
+                while let Some((popped, _)) = deadlines.pop(Millis(now)) {
                     let at: u64 = table.remove(&popped).expect("only what waits is due");
                     prop_assert!(at <= now);
                 }

@@ -21,7 +21,7 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Waker};
 use slab::Slab;
 
-use crate::deadline::{Deadlines, Millis};
+use crate::deadline::{Deadlines, List, Millis};
 use crate::pool::Pool;
 use crate::resolve::{NameId, Names};
 use crate::rule::Rule;
@@ -64,6 +64,8 @@ pub struct Server {
     pool: Pool,
     relay: Relay,
     shared: Shared,
+    /// Open pairs whose target's socket has not got all its options yet.
+    settling: List,
     /// Pairs that wait for the first address of a name: key, generation.
     waiting: Vec<(NameId, u32, u32)>,
     most_flows: usize,
@@ -122,6 +124,9 @@ impl Server {
         let signals = Signals::new()?;
         register_fd(poll.registry(), signals.raw_fd(), Token::new(Role::Signals, 0, 0))?;
         let waker = Waker::new(poll.registry(), Token::new(Role::Names, 0, 0).into())?;
+        let mut deadlines = Deadlines::default();
+        // No rule can choose this wait, so no other wait shares the list.
+        let settling = deadlines.add(SETTLING);
         let mut server = Server {
             poll,
             signals,
@@ -139,11 +144,8 @@ impl Server {
             ready_flows: VecDeque::new(),
             pool: Pool::default(),
             relay: Relay::default(),
-            shared: Shared {
-                deadlines: Deadlines::default(),
-                flows: FlowTable::default(),
-                names: Names::new(waker),
-            },
+            shared: Shared { deadlines, flows: FlowTable::default(), names: Names::new(waker) },
+            settling,
             waiting: Vec::new(),
             // The other half of the descriptors stays for TCP, whatever UDP clients do.
             most_flows: (descriptors / 2).min(usize::MAX as u64) as usize,
@@ -242,8 +244,12 @@ impl Server {
     }
 
     fn expire(&mut self) {
-        while let Some(key) = self.shared.deadlines.pop(self.now) {
-            self.pair_waited(key);
+        while let Some((key, list)) = self.shared.deadlines.pop(self.now) {
+            if list == self.settling {
+                self.settle(key);
+            } else {
+                self.pair_waited(key);
+            }
         }
         while let Some(flow) = self.shared.flows.expire(self.now) {
             log::debug!("{}: flow timed out", flow.key.client());
@@ -405,5 +411,9 @@ pub const STATUS: &str = "status";
 
 /// Events that one turn takes in.
 const EVENTS: usize = 256;
+
+/// How long a connection may do without the options of one that lasts. Keepalive counts in seconds
+/// and rules in milliseconds, so the odd nanosecond matters to nobody and keeps the list apart.
+const SETTLING: Duration = Duration::new(2, 1);
 
 const HOUSEKEEPING: Duration = Duration::from_secs(1);

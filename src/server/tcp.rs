@@ -302,8 +302,11 @@ impl Server {
             }
         } else if event.is_writable() && pair.connected(attempt).is_some() {
             pair.target_event(attempt, event);
-            self.shared.deadlines.clear(key);
-            self.touch(key);
+            self.shared.deadlines.set(key, self.settling, self.now);
+            if self.touch(key) {
+                // It waits in another list, which says nothing of its age.
+                self.settle(key);
+            }
             self.advance(key);
         }
     }
@@ -316,11 +319,23 @@ impl Server {
         }
     }
 
+    /// Gives the target's socket its options, now that the connection turns out to last.
+    pub(super) fn settle(&mut self, key: u32) {
+        let pair = &mut self.pairs[key as usize];
+        let route = &self.routes[self.listeners[pair.listener as usize].route as usize];
+        pair.settle(&route.tcp);
+    }
+
     fn advance(&mut self, key: u32) {
+        if self.pairs[key as usize].needs_to_settle() {
+            self.settle(key);
+        }
         let pair = &mut self.pairs[key as usize];
         match pair.advance(&mut self.pool) {
             Advance::Waits { moved: false } => {}
-            Advance::Waits { moved: true } => self.touch(key),
+            Advance::Waits { moved: true } => {
+                self.touch(key);
+            }
             Advance::Again => {
                 if !pair.queued {
                     pair.queued = true;
@@ -333,14 +348,15 @@ impl Server {
         }
     }
 
-    /// Starts the wait for the next byte anew, where there is a limit to it.
-    fn touch(&mut self, key: u32) {
+    /// Starts the wait for the next byte anew; false when there is no limit to it.
+    fn touch(&mut self, key: u32) -> bool {
         let pair = &self.pairs[key as usize];
         let route = &self.routes[self.listeners[pair.listener as usize].route as usize];
         let list = if pair.is_half_closed() { Some(route.half_close) } else { route.idle };
         if let Some(list) = list {
             self.shared.deadlines.set(key, list, self.now);
         }
+        list.is_some()
     }
 
     /// The wait of a pair is over.

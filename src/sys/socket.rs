@@ -29,6 +29,7 @@ pub fn tcp_listener(
 ) -> io::Result<mio::net::TcpListener> {
     let socket = bindable(addr, Type::STREAM, Protocol::TCP, dual_stack)?;
     socket.set_reuse_address(true)?;
+    set_buffers(&socket, options.sockbuf)?;
     set_tcp_options(&socket, options)?;
     socket.bind(&addr.into())?;
     socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
@@ -36,16 +37,25 @@ pub fn tcp_listener(
 }
 
 /// Starts to connect; the socket becomes writable when that has succeeded, and reports an error
-/// when it has not.
+/// when it has not. What matters only later is left to [`settle`].
 pub fn tcp_connect(addr: SocketAddr, options: &TcpOptions) -> io::Result<mio::net::TcpStream> {
     let socket = outgoing(addr, Type::STREAM, Protocol::TCP)?;
-    set_tcp_options(&socket, options)?;
+    // Decides the window scale, so it must be set before.
+    set_buffers(&socket, options.sockbuf)?;
     match socket.connect(&addr.into()) {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
         Err(error) => return Err(error),
     }
     Ok(mio::net::TcpStream::from_std(socket.into()))
+}
+
+/// Sets what a connection needs that lasts for more than one exchange: TCP_NODELAY, which the first
+/// write goes without because there is nothing unacknowledged yet, and keepalive. Five system calls
+/// that most short connections never need.
+pub fn settle(socket: impl AsFd, options: &TcpOptions) {
+    // Fails only for a socket that is gone; using it then says so.
+    let _ = set_tcp_options(&SockRef::from(&socket), options);
 }
 
 /// A UDP listener that tells which local address each datagram was sent to, if it is bound to a
@@ -125,7 +135,6 @@ fn outgoing(addr: SocketAddr, kind: Type, protocol: Protocol) -> io::Result<Sock
 }
 
 fn set_tcp_options(socket: &Socket, options: &TcpOptions) -> io::Result<()> {
-    set_buffers(socket, options.sockbuf)?;
     socket.set_tcp_nodelay(true)?;
     if let Some(idle) = options.keepalive {
         let interval = (idle / KEEPALIVE_PROBES).max(Duration::from_secs(1));

@@ -90,11 +90,15 @@ pub struct Moved {
 impl Half {
     /// Moves bytes until source or sink has no more, or the budget of one turn is spent. An error is
     /// the end of the whole connection, not of this direction.
+    ///
+    /// `last` says that the other direction has ended: then both sockets are closed when this one
+    /// ends, and closing passes the end on by itself.
     pub fn advance<A: Stream, B: Stream>(
         &mut self,
         source: &mut Side<A>,
         sink: &mut Side<B>,
         pool: &mut Pool,
+        last: bool,
     ) -> io::Result<Moved> {
         let mut budget = BUDGET;
         let before = (self.state, self.bytes);
@@ -124,7 +128,9 @@ impl Half {
                 Held::Nothing => match self.state {
                     State::Ended => break,
                     State::Ending => {
-                        sink.stream.end()?;
+                        if !last {
+                            sink.stream.end()?;
+                        }
                         self.state = State::Ended;
                         break;
                     }
@@ -436,7 +442,7 @@ mod tests {
         let (mut half, mut pool) = (Half::default(), Pool::default());
         let mut failed = false;
         for _ in 0..10_000 {
-            match half.advance(&mut source, &mut sink, &mut pool) {
+            match half.advance(&mut source, &mut sink, &mut pool, false) {
                 Ok(moved) if moved.more => continue,
                 Ok(_) if half.is_ended() => break,
                 Ok(_) => {
@@ -496,7 +502,7 @@ mod tests {
     fn a_short_read_is_not_followed_by_another() {
         let (mut half, mut pool) = (Half::default(), Pool::default());
         let (mut source, mut sink) = (source(&[Give::Bytes(100), Give::Bytes(5)]), sink(&[]));
-        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        half.advance(&mut source, &mut sink, &mut pool, false).unwrap();
         assert!(!source.readable);
         assert_eq!(sink.stream.taken.get(), 100);
     }
@@ -506,8 +512,16 @@ mod tests {
         let (mut half, mut pool) = (Half::default(), Pool::default());
         let (mut source, mut sink) = (source(&[Give::Bytes(100)]), sink(&[]));
         source.read_closed = true;
-        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        half.advance(&mut source, &mut sink, &mut pool, false).unwrap();
         assert!(half.is_ended() && sink.stream.ended.get());
+    }
+
+    #[test]
+    fn the_end_of_the_last_direction_is_left_to_the_close() {
+        let (mut half, mut pool) = (Half::default(), Pool::default());
+        let (mut source, mut sink) = (source(&[]), sink(&[]));
+        half.advance(&mut source, &mut sink, &mut pool, true).unwrap();
+        assert!(half.is_ended() && !sink.stream.ended.get());
     }
 
     #[test]
@@ -516,12 +530,12 @@ mod tests {
         let takes = [Take::AtMost(10), Take::Nothing];
         let (mut source, mut sink) = (source(&[Give::Bytes(100), Give::Bytes(7)]), sink(&takes));
         source.urgent = true;
-        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        half.advance(&mut source, &mut sink, &mut pool, false).unwrap();
         sink.writable = true;
-        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        half.advance(&mut source, &mut sink, &mut pool, false).unwrap();
         assert_eq!((source.stream.given.get(), sink.stream.taken.get()), (100, 10));
         sink.writable = true;
-        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        half.advance(&mut source, &mut sink, &mut pool, false).unwrap();
         assert_eq!((source.stream.given.get(), sink.stream.taken.get()), (107, 107));
     }
 
@@ -530,12 +544,12 @@ mod tests {
         let (mut half, mut pool) = (Half::default(), Pool::default());
         let (mut source, mut sink) =
             (source(&[Give::Bytes(3 * READ_SIZE + 1), Give::Nothing, Give::Bytes(9)]), sink(&[]));
-        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        half.advance(&mut source, &mut sink, &mut pool, false).unwrap();
         assert_eq!(sink.stream.taken.get(), 3 * READ_SIZE + 1);
         assert!(matches!(half.held, Held::Nothing), "the pipe goes back when the source is dry");
         assert_eq!(half.full_reads, 0, "one byte through a pipe is no bulk traffic");
         source.readable = true;
-        half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        half.advance(&mut source, &mut sink, &mut pool, false).unwrap();
         assert_eq!(sink.stream.taken.get(), 3 * READ_SIZE + 10);
     }
 
@@ -543,7 +557,7 @@ mod tests {
     fn a_turn_is_bounded() {
         let (mut half, mut pool) = (Half::default(), Pool::default());
         let (mut source, mut sink) = (source(&[Give::Bytes(100 * READ_SIZE)]), sink(&[]));
-        let moved = half.advance(&mut source, &mut sink, &mut pool).unwrap();
+        let moved = half.advance(&mut source, &mut sink, &mut pool, false).unwrap();
         assert!(moved.more && moved.any);
         assert!(sink.stream.taken.get() <= BUDGET + sys::MAPPED_ALLOCATION);
         half.release(&mut pool);

@@ -11,7 +11,7 @@ use mio::net::TcpStream;
 
 use super::{Dial, Half, Side};
 use crate::pool::Pool;
-use crate::sys::socket;
+use crate::sys::socket::{self, TcpOptions};
 
 /// One connection through the forwarder.
 pub struct Pair {
@@ -22,6 +22,8 @@ pub struct Pair {
     failed: bool,
     /// The attempt that has reached the target.
     attempt: u8,
+    /// The target's socket has all its options.
+    settled: bool,
     /// Where the client came from.
     pub client_addr: SocketAddr,
     /// The listener that took it, by its index.
@@ -98,6 +100,7 @@ impl Pair {
             down: Half::default(),
             failed: false,
             attempt: 0,
+            settled: false,
             client_addr,
             listener,
             generation,
@@ -147,6 +150,25 @@ impl Pair {
         }
     }
 
+    /// Whether the target's socket lacks options that it is now going to need: the client has
+    /// something to say for a second time.
+    pub fn needs_to_settle(&self) -> bool {
+        match &self.phase {
+            Phase::Open(client, _) => !self.settled && client.readable && self.up.bytes() > 0,
+            _ => false,
+        }
+    }
+
+    /// Gives the target's socket the options of a connection that lasts.
+    pub fn settle(&mut self, options: &TcpOptions) {
+        if let Phase::Open(_, target) = &self.phase
+            && !self.settled
+        {
+            self.settled = true;
+            socket::settle(&target.stream, options);
+        }
+    }
+
     /// Takes in what the poll says of the client's socket.
     pub fn client_event(&mut self, event: &Event) {
         self.failed |= event.is_error();
@@ -190,11 +212,11 @@ impl Pair {
         let Phase::Open(client, target) = &mut self.phase else {
             return Advance::Waits { moved: false };
         };
-        let up = match self.up.advance(client, target, pool) {
+        let up = match self.up.advance(client, target, pool, self.down.is_ended()) {
             Ok(moved) => moved,
             Err(_) => return self.end(End::Reset, pool),
         };
-        let down = match self.down.advance(target, client, pool) {
+        let down = match self.down.advance(target, client, pool, self.up.is_ended()) {
             Ok(moved) => moved,
             Err(_) => return self.end(End::Reset, pool),
         };

@@ -192,7 +192,7 @@ impl<S> FlowTable<S> {
 
     /// Takes out a flow whose time is over.
     pub fn expire(&mut self, now: Millis) -> Option<Flow<S>> {
-        let slot = self.deadlines.pop(now)?;
+        let (slot, _) = self.deadlines.pop(now)?;
         self.remove(slot)
     }
 
