@@ -247,7 +247,7 @@ pub(super) fn ready(result: io::Result<usize>) -> io::Result<Option<usize>> {
 }
 
 /// Bytes that one direction may move before others get their turn.
-const BUDGET: usize = 256 << 10;
+const BUDGET: usize = 512 << 10;
 
 /// Reads in a row that must fill the buffer before a direction counts as bulk traffic.
 pub(super) const BULK: u8 = 3;
@@ -260,7 +260,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::sys;
 
     /// What a scripted source does at one read.
     #[derive(Clone, Copy, Debug)]
@@ -559,7 +558,7 @@ mod tests {
         let (mut source, mut sink) = (source(&[Give::Bytes(100 * READ_SIZE)]), sink(&[]));
         let moved = half.advance(&mut source, &mut sink, &mut pool, false).unwrap();
         assert!(moved.more && moved.any);
-        assert!(sink.stream.taken.get() <= BUDGET + sys::MAPPED_ALLOCATION);
+        assert!(sink.stream.taken.get() <= BUDGET + crate::pool::PIPE_SIZE);
         half.release(&mut pool);
     }
 }

@@ -2,14 +2,15 @@
 //! to this process.
 //!
 //! "Would block" has two causes on the way in, an empty source and a full pipe, so while the pipe
-//! holds bytes it says nothing of the source. The pipe goes back to the pool when it is empty and
+//! holds bytes it says nothing of the source. A pipe counts in places, a page or a whole fragment of
+//! a segment in each, so what it takes can be more or less than its size. The pipe goes back to the pool when it is empty and
 //! the source has run dry, and the half copies again.
 
 use std::io;
 
 use super::Stream;
 use super::half::{BULK, Half, Held, Side, ready};
-use crate::pool::{Pool, READ_SIZE};
+use crate::pool::{PIPE_SIZE, Pool, READ_SIZE};
 
 /// Splices until source or sink has no more or `budget` bytes have moved; returns how many came out
 /// of the pipe. The half no longer holds a pipe when splicing is over for now.
@@ -26,8 +27,9 @@ pub(super) fn advance<A: Stream, B: Stream>(
         let Held::Pipe(piped) = &mut half.held else { break };
         // The kernel's splice never gets past out-of-band data; a read does.
         let mut dry = !source.readable || !open || source.urgent;
-        if !dry && piped.held < FILL as u32 {
-            match ready(source.stream.splice_in(&piped.pipe, FILL)) {
+        let room = PIPE_SIZE - piped.held as usize;
+        if !dry && room > 0 {
+            match ready(source.stream.splice_in(&piped.pipe, room)) {
                 Ok(Some(0)) => {
                     half.source_ended();
                     continue;
@@ -81,7 +83,3 @@ fn stop(half: &mut Half, pool: &mut Pool) {
 fn cannot_splice(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL))
 }
-
-/// What is asked for at a time. The pipe has 16 places and a place holds a page or a whole
-/// fragment of a segment, so it can take less than this, or more than its stated 64 KiB.
-const FILL: usize = 256 << 10;
