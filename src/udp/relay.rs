@@ -199,7 +199,7 @@ fn no_room(error: &io::Error) -> bool {
 }
 
 /// Datagrams that the arena holds at a time.
-pub const SLOTS: usize = 32;
+pub const SLOTS: usize = 16;
 
 /// Every datagram fits: the largest over IPv4 has 65,507 bytes, over IPv6 65,527.
 const SLOT_LEN: usize = 64 << 10;

@@ -226,7 +226,7 @@ fn a_thousand_idle_connections_take_little_memory_and_give_it_back() {
     assert!(grown <= 640, "{grown} KiB for a thousand idle connections");
     drop(pairs);
     forwarder.wait_for_descriptors(descriptors, WAIT);
-    eventually("memory is back near the start", WAIT, || forwarder.anonymous_kib() < memory + 384);
+    forwarder.wait_for_memory(memory + 384, WAIT);
 }
 
 #[test]

@@ -11,8 +11,8 @@ use proptest::test_runner::{Config, TestRunner};
 use socket2::SockRef;
 
 use crate::harness::{
-    Echo, Forwarder, Pattern, Random, WAIT, accept, both_ways, connect, end, eventually,
-    expect_end, listen, pair, push_until_stopped, receive, receive_to_end, reset, send,
+    Echo, Forwarder, Pattern, Random, WAIT, accept, both_ways, connect, end, expect_end, listen,
+    pair, push_until_stopped, receive, receive_to_end, reset, send,
 };
 
 #[test]
@@ -172,7 +172,7 @@ fn many_stopped_connections_stay_within_bounded_memory() {
         reset(client);
         reset(server);
     }
-    eventually("memory is back near the start", WAIT, || forwarder.anonymous_kib() < before + 1024);
+    forwarder.wait_for_memory(before + 1024, WAIT);
 }
 
 #[test]
@@ -228,6 +228,30 @@ fn an_urgent_byte_arrives_in_its_place_and_stalls_nothing() {
                 assert_eq!(receive_to_end(to, UP, 0), 4 * part + 3);
             });
         }
+    }
+}
+
+#[test]
+fn urgent_bytes_that_come_at_any_moment_arrive_in_their_place() {
+    // However reads and arrivals fall together, the first bytes of a connection included.
+    let (forwarder, target) = start("");
+    for round in 0..200 {
+        let (client, server) = pair(&forwarder, &target);
+        let (from, to) = if round % 2 == 0 { (&server, &client) } else { (&client, &server) };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut offset = 0;
+                for part in [round % 3, 1, 300, 0, 700] {
+                    send(from, UP, offset..offset + part);
+                    offset += part;
+                    SockRef::from(from).send_out_of_band(UP.bytes(offset, 1)).unwrap();
+                    offset += 1;
+                }
+                send(from, UP, offset..offset + 100);
+                end(from);
+            });
+            assert_eq!(receive_to_end(to, UP, 0), round % 3 + 1 + 300 + 700 + 5 + 100);
+        });
     }
 }
 

@@ -182,6 +182,19 @@ fn a_client_that_resets_is_a_reset_to_the_target() {
 }
 
 #[test]
+fn a_client_that_resets_as_soon_as_it_is_connected_is_a_reset_to_the_target() {
+    let (forwarder, target) = start("");
+    let before = forwarder.descriptors();
+    for _ in 0..200 {
+        // The target's kernel may be ahead of the forwarder, which still waits for its connect.
+        let (client, server) = pair(&forwarder, &target);
+        reset(client);
+        expect_reset(&server, UP, 0);
+    }
+    forwarder.wait_for_descriptors(before, WAIT);
+}
+
+#[test]
 fn a_reset_passes_when_one_direction_has_already_ended() {
     let (forwarder, target) = start("");
     let before = forwarder.descriptors();

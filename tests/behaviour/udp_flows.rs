@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    Echo, Forwarder, Pattern, UdpEcho, WAIT, bind, client_of, connect, eventually, expect_datagram,
-    local, own_loopback, receive, send,
+    Echo, Forwarder, Pattern, UdpEcho, WAIT, bind, client_of, connect, expect_datagram, local,
+    own_loopback, receive, send,
 };
 
 #[test]
@@ -235,7 +235,8 @@ fn memory_is_back_near_the_start_after_thousands_of_flows() {
         client.send_to(b"flow", forwarder.address()).unwrap();
         expect_datagram(&client, b"flow");
     }
-    eventually("memory is back near the start", WAIT, || forwarder.anonymous_kib() < memory + 384);
+    // Far below what the full table takes; an allocator may keep some pages of its heap.
+    forwarder.wait_for_memory(memory + 640, WAIT);
 }
 
 #[test]

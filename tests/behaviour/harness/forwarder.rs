@@ -179,6 +179,20 @@ impl Forwarder {
         field(&fs::read_to_string(self.proc("status")).expect("the forwarder runs"), "RssAnon:")
     }
 
+    /// Waits until no more than `kib` KiB of anonymous memory are resident.
+    #[track_caller]
+    pub fn wait_for_memory(&self, kib: u64, within: Duration) {
+        let start = Instant::now();
+        while self.anonymous_kib() > kib {
+            assert!(
+                start.elapsed() < within,
+                "after {within:?} still {} KiB, not {kib}",
+                self.anonymous_kib()
+            );
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Processor time used so far, by all threads.
     #[track_caller]
     pub fn processor_time(&self) -> Duration {
