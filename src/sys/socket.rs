@@ -1,7 +1,9 @@
 //! Sockets with the options that a forwarder wants, all non-blocking and close-on-exec.
 //!
 //! Accepted sockets inherit what is set on their listener (TCP_NODELAY, keepalive, buffer sizes), so
-//! that a new client costs no system call for them.
+//! that a new client costs no system call for them. Out-of-band data is read in its place between the
+//! other bytes (SO_OOBINLINE), which must be set before any comes: a read that crosses the mark
+//! earlier drops the byte.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -31,6 +33,7 @@ pub fn tcp_listener(
     socket.set_reuse_address(true)?;
     set_buffers(&socket, options.sockbuf)?;
     set_tcp_options(&socket, options)?;
+    socket.set_out_of_band_inline(true)?;
     socket.bind(&addr.into())?;
     socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(mio::net::TcpListener::from_std(socket.into()))
@@ -42,6 +45,7 @@ pub fn tcp_connect(addr: SocketAddr, options: &TcpOptions) -> io::Result<mio::ne
     let socket = outgoing(addr, Type::STREAM, Protocol::TCP)?;
     // Decides the window scale, so it must be set before.
     set_buffers(&socket, options.sockbuf)?;
+    socket.set_out_of_band_inline(true)?;
     match socket.connect(&addr.into()) {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
@@ -92,12 +96,6 @@ pub fn udp_connected(addr: SocketAddr, sockbuf: Option<u32>) -> io::Result<mio::
 pub fn reset_on_close(socket: impl AsFd) {
     // Fails only for a socket whose peer is gone already; then there is nobody to tell.
     let _ = SockRef::from(&socket).set_linger(Some(Duration::ZERO));
-}
-
-/// Lets the out-of-band byte of a TCP stream be read in its place between the others.
-pub fn read_urgent_inline(socket: impl AsFd) {
-    // Fails only for a socket that is gone; reading it then says so.
-    let _ = SockRef::from(&socket).set_out_of_band_inline(true);
 }
 
 /// Whether a connection's first waiting byte is there to be read, its stream left as it is.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use mio::net::TcpStream;
 
+use crate::sys::socket;
 use crate::token::ATTEMPTS;
 
 /// The attempts of one pair to reach a target.
@@ -130,6 +131,13 @@ impl Dial {
         let at = self.running.iter().position(|attempt| attempt.number == number)?;
         let attempt = self.running.swap_remove(at);
         Some((attempt.addr, attempt.stream))
+    }
+
+    /// Makes the coming close of every attempt a reset: its target may have accepted already.
+    pub fn reset_on_close(&self) {
+        for attempt in &self.running {
+            socket::reset_on_close(&attempt.stream);
+        }
     }
 
     /// Why the last address failed.

@@ -236,7 +236,10 @@ impl Pair {
         let phase = std::mem::replace(&mut self.phase, Phase::Over);
         if end != End::Finished {
             match &phase {
-                Phase::Dialing(client, _) => socket::reset_on_close(&client.stream),
+                Phase::Dialing(client, dial) => {
+                    socket::reset_on_close(&client.stream);
+                    dial.reset_on_close();
+                }
                 Phase::Open(client, target) => {
                     socket::reset_on_close(&client.stream);
                     socket::reset_on_close(&target.stream);
@@ -254,8 +257,5 @@ fn note(side: &mut Side<TcpStream>, event: &Event) {
     side.readable |= event.is_readable() || event.is_read_closed() || event.is_error();
     side.writable |= event.is_writable();
     side.read_closed |= event.is_read_closed() || event.is_error();
-    if event.is_priority() && !side.urgent {
-        side.urgent = true;
-        socket::read_urgent_inline(&side.stream);
-    }
+    side.urgent |= event.is_priority();
 }
