@@ -213,6 +213,12 @@ pub struct Limits {
     pub sockbuf: Option<u32>,
     /// Age at which a name is looked up again.
     pub refresh: Duration,
+    /// Whether runs of datagrams are received as one.
+    pub gro: bool,
+    /// Whether runs of datagrams are sent as one.
+    pub gso: bool,
+    /// Whether the whole traffic class of a datagram is passed on; its ECN bits always are.
+    pub pass_tos: bool,
 }
 
 impl Default for Limits {
@@ -227,6 +233,9 @@ impl Default for Limits {
             backlog: 4096,
             sockbuf: None,
             refresh: Duration::from_secs(60),
+            gro: true,
+            gso: true,
+            pass_tos: false,
         }
     }
 }

@@ -95,6 +95,10 @@ struct Listener {
     port: u16,
     /// In the run queue (TCP) or among the ready listeners (UDP).
     queued: bool,
+    /// The largest datagrams that may leave as a run (UDP); 0 when none may.
+    largest_segment: u16,
+    /// Datagrams that its receive buffer had no room for so far (UDP).
+    overflows: u32,
 }
 
 enum Socket {

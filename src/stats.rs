@@ -33,15 +33,17 @@ pub struct Counters {
     pub datagrams: [u64; 2],
     /// Their bytes.
     pub udp_bytes: [u64; 2],
-    /// Datagrams dropped because a socket's buffer was full.
+    /// Datagrams dropped because a socket's send buffer was full.
     pub blocked: u64,
+    /// Datagrams that the kernel dropped because a socket's receive buffer was full.
+    pub overflowed: u64,
     /// Datagrams dropped because they could not be sent, or had no target to go to.
     pub dropped: u64,
 }
 
 impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fields: [(&str, u64); 17] = [
+        let fields: [(&str, u64); 18] = [
             ("accepted", self.accepted),
             ("open", self.open),
             ("finished", self.finished),
@@ -58,6 +60,7 @@ impl fmt::Display for Counters {
             ("udp-bytes-up", self.udp_bytes[0]),
             ("udp-bytes-down", self.udp_bytes[1]),
             ("datagrams-blocked", self.blocked),
+            ("datagrams-overflowed", self.overflowed),
             ("datagrams-dropped", self.dropped),
         ];
         let mut gap = "";

@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use tinyfwd::sys::control::{
-    CONTROL_LEN, NAME_LEN, decode_control, decode_name, encode_control, encode_name,
+    Ask, CONTROL_LEN, NAME_LEN, decode_control, decode_name, encode_control, encode_name,
 };
 
 fuzz_target!(|data: &[u8]| {
@@ -13,9 +13,15 @@ fuzz_target!(|data: &[u8]| {
         let len = encode_name(Some(addr), &mut again);
         assert_eq!(decode_name(&again[..len]), Some(addr));
     }
-    if let Some(local) = decode_control(data).local {
-        let mut again = [0; CONTROL_LEN];
-        let len = encode_control(Some(local), &mut again);
-        assert_eq!(decode_control(&again[..len]).local, Some(local));
-    }
+    let control = decode_control(data);
+    let ask = Ask {
+        from: control.local,
+        segment: control.segment,
+        traffic_class: control.traffic_class,
+        ipv4: data.len().is_multiple_of(2),
+    };
+    let mut again = [0; CONTROL_LEN];
+    let len = encode_control(&ask, &mut again);
+    let written = decode_control(&again[..len]);
+    assert_eq!((written.local, written.traffic_class), (control.local, control.traffic_class));
 });

@@ -16,13 +16,13 @@ pub struct RuleOption {
     pub name: &'static str,
     /// What it limits, for the help.
     pub help: &'static str,
-    /// The least and the greatest value: milliseconds, a count or bytes.
+    /// The least and the greatest value: milliseconds, a count or bytes; of no meaning for words.
     range: (u64, u64),
     field: fn(&mut Limits) -> Field<'_>,
 }
 
 /// Every option, in the order of the help.
-pub static TABLE: [RuleOption; 9] = [
+pub static TABLE: [RuleOption; 12] = [
     RuleOption {
         name: "connect",
         help: "to reach one target address, then the next",
@@ -78,6 +78,24 @@ pub static TABLE: [RuleOption; 9] = [
         range: (1000, 30 * DAY),
         field: |limits| Field::Time(&mut limits.refresh),
     },
+    RuleOption {
+        name: "gro",
+        help: "UDP: receive runs of datagrams as one",
+        range: (0, 0),
+        field: |limits| Field::Either(&mut limits.gro, ["on", "off"]),
+    },
+    RuleOption {
+        name: "gso",
+        help: "UDP: send runs of datagrams as one",
+        range: (0, 0),
+        field: |limits| Field::Either(&mut limits.gso, ["on", "off"]),
+    },
+    RuleOption {
+        name: "tos",
+        help: "UDP: pass DSCP on, or only the ECN bits",
+        range: (0, 0),
+        field: |limits| Field::Either(&mut limits.pass_tos, ["pass", "off"]),
+    },
 ];
 
 impl RuleOption {
@@ -88,6 +106,8 @@ impl RuleOption {
             Field::TimeOrOff(_) => "TIME|off",
             Field::Count(_) => "N",
             Field::Size(_) => "SIZE",
+            Field::Either(_, ["pass", _]) => "pass|off",
+            Field::Either(..) => "on|off",
         }
     }
 
@@ -98,6 +118,7 @@ impl RuleOption {
             Field::TimeOrOff(None) => Some("off".to_owned()),
             Field::Count(count) => Some(count.to_string()),
             Field::Size(size) => size.map(|size| show_size(size.into())),
+            Field::Either(first, words) => Some(words[usize::from(!*first)].to_owned()),
         }
     }
 
@@ -109,6 +130,10 @@ impl RuleOption {
             Field::Time(time) => *time = time_within(text, least, most)?,
             Field::Count(count) => *count = count_within(text, least as u32, most as u32)?,
             Field::Size(size) => *size = Some(size_within(text, least as u32, most as u32)?),
+            Field::Either(first, words) => match words.iter().position(|word| *word == text) {
+                Some(at) => *first = at == 0,
+                None => return Err(format!("'{text}' is neither {} nor {}", words[0], words[1])),
+            },
         }
         Ok(())
     }
@@ -181,6 +206,8 @@ enum Field<'a> {
     TimeOrOff(&'a mut Option<Duration>),
     Count(&'a mut u32),
     Size(&'a mut Option<u32>),
+    /// The first of two words, or not.
+    Either(&'a mut bool, [&'static str; 2]),
 }
 
 /// The product of the digits and the unit behind them; `None` if malformed or beyond 64 bits.
@@ -256,6 +283,9 @@ mod tests {
             backlog: 7,
             sockbuf: Some(8192),
             refresh: Duration::from_secs(9),
+            gro: false,
+            gso: false,
+            pass_tos: true,
         };
         let set = limits(&[
             "connect=1",
@@ -267,6 +297,9 @@ mod tests {
             "backlog=7",
             "sockbuf=8192",
             "refresh=9",
+            "gro=off",
+            "gso=off",
+            "tos=pass",
         ]);
         assert_eq!(set, expected);
     }
@@ -321,6 +354,13 @@ mod tests {
         refused("sessions=4294967297", "from 1 to 1000000");
         refused("sessions=1k", "is not a number");
         refused("backlog=65536", "from 1 to 65535");
+    }
+
+    #[test]
+    fn a_choice_takes_one_of_its_two_words() {
+        assert!(!limits(&["gro=off"]).gro && limits(&["gro=off", "gro=on"]).gro);
+        refused("gso=yes", "gso: 'yes' is neither on nor off");
+        refused("tos=on", "tos: 'on' is neither pass nor off");
     }
 
     #[test]

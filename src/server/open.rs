@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use super::route::{largest_segment, udp_options};
 use super::{Listener, Socket};
 use crate::resolve;
 use crate::rule::{Host, ListenHost, Rule};
@@ -26,6 +27,8 @@ pub(super) fn open(rule: &Rule, route: u32) -> io::Result<Vec<Listener>> {
                         offset,
                         port,
                         queued: false,
+                        largest_segment: largest_segment(rule.limits()),
+                        overflows: 0,
                     };
                     listeners.extend(opened.into_iter().map(listener));
                     break;
@@ -89,9 +92,9 @@ fn open_port(
             opened.push((Socket::Tcp(socket), name(rule, place, port, "tcp"), port));
         }
         if rule.listen().protocols.udp() {
-            let sockbuf = rule.limits().sockbuf;
+            let options = udp_options(rule.limits());
             let socket =
-                bind(*place, port, "udp", |addr, dual| socket::udp_listener(addr, dual, sockbuf))?;
+                bind(*place, port, "udp", |addr, dual| socket::udp_listener(addr, dual, options))?;
             port = socket.local_addr()?.port();
             opened.push((Socket::Udp(socket), name(rule, place, port, "udp"), port));
         }

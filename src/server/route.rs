@@ -7,15 +7,19 @@ use std::time::Duration;
 use super::Shared;
 use crate::deadline::List;
 use crate::resolve::NameId;
-use crate::rule::{Host, Listen, Ports, Rule, Target};
+use crate::rule::{Host, Limits, Listen, Ports, Rule, Target};
 use crate::stats::{Brake, Counters};
-use crate::sys::socket::{self, TcpOptions};
+use crate::sys::socket::{self, TcpOptions, UdpOptions};
 
 /// What the server keeps for one rule.
 pub(super) struct Route {
     pub targets: Vec<RouteTarget>,
     pub tcp: TcpOptions,
-    pub sockbuf: Option<u32>,
+    pub udp: UdpOptions,
+    /// What a new flow may send as a run.
+    pub largest_segment: u16,
+    /// The part of a datagram's traffic class that is passed on.
+    pub traffic_class: u8,
     pub refresh: Duration,
     pub connect: List,
     /// Idle time, unless that is off.
@@ -64,7 +68,9 @@ impl Route {
         Route {
             targets: rule.targets().iter().map(|target| route_target(target, shared)).collect(),
             tcp: TcpOptions { keepalive: limits.keepalive, sockbuf: limits.sockbuf },
-            sockbuf: limits.sockbuf,
+            udp: udp_options(limits),
+            largest_segment: largest_segment(limits),
+            traffic_class: if limits.pass_tos { u8::MAX } else { ECN },
             refresh: limits.refresh,
             connect: shared.deadlines.shared(limits.connect),
             idle: limits.idle.map(|idle| shared.deadlines.shared(idle)),
@@ -82,6 +88,16 @@ impl Route {
     pub fn is_holding_lines(&self) -> bool {
         self.unreachable.is_holding() || self.flow_trouble.is_holding()
     }
+}
+
+/// The options of a rule's UDP sockets.
+pub(super) fn udp_options(limits: &Limits) -> UdpOptions {
+    UdpOptions { sockbuf: limits.sockbuf, gro: limits.gro }
+}
+
+/// The largest datagrams that a new UDP socket of a rule may send as a run; 0 when it may not.
+pub(super) fn largest_segment(limits: &Limits) -> u16 {
+    if limits.gso { u16::MAX } else { 0 }
 }
 
 /// The listening address as the user wrote it, a free port as what it has become.
@@ -116,3 +132,7 @@ fn route_target(target: &Target, shared: &mut Shared) -> RouteTarget {
     };
     RouteTarget { place, target: target.clone() }
 }
+
+/// The two bits of explicit congestion notification (RFC 3168), which belong to the two ends of a
+/// flow and not to a hop between them.
+const ECN: u8 = 0b11;

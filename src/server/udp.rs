@@ -14,9 +14,10 @@ use super::route::Place;
 use super::{Server, Socket, is_exhaustion};
 use crate::resolve::NameId;
 use crate::stats::Counters;
-use crate::sys::socket;
+use crate::sys::control::Control;
+use crate::sys::socket::{self, UdpOptions};
 use crate::token::{Role, Token};
-use crate::udp::{Key, SLOTS, Sent};
+use crate::udp::{Door, Key, Received, SLOTS, Sent, Way};
 
 /// What a flow has towards its target.
 pub(super) struct FlowSocket {
@@ -24,7 +25,12 @@ pub(super) struct FlowSocket {
     generation: u32,
     /// The version of the target name's addresses that the socket was opened for.
     version: u32,
+    /// The largest datagrams that may leave as a run; 0 when none may.
+    largest_segment: u16,
+    ipv4: bool,
     queued: bool,
+    /// Datagrams that its receive buffer had no room for so far.
+    overflows: u32,
 }
 
 impl Server {
@@ -72,31 +78,47 @@ impl Server {
     fn receive_from_clients(&mut self, index: u32) -> bool {
         for _ in 0..BATCHES {
             let Socket::Udp(socket) = &self.listeners[index as usize].socket else { return false };
-            let places = match self.relay.receive(socket, SLOTS) {
-                Ok(places) => places,
+            let (first, count) = match self.relay.receive(socket, SLOTS) {
+                Ok(received) => received,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
                 // An error that was left by something sent earlier; what was received is behind it.
                 Err(_) => continue,
             };
-            let count = places.len();
-            for (number, place) in places.enumerate() {
-                let (sender, control) = self.relay.origin(number);
-                let Some(client) = sender else { continue };
-                let key = Key::new(index, client, control.local);
-                if let Some(slot) = self.flow_of(key) {
-                    self.shared.flows.asked(slot, self.now);
-                    self.relay.assign(place, number, slot, None, None);
-                } else {
-                    let route = self.listeners[index as usize].route as usize;
-                    self.routes[route].counters.dropped += 1;
-                }
+            for number in 0..count {
+                let Some(received) = self.relay.received(first, number) else { break };
+                self.take_from_client(index, &received);
             }
             self.send_to_targets();
-            if count < SLOTS {
+            if usize::from(count) < SLOTS {
                 return false;
             }
         }
         true
+    }
+
+    /// Assigns a datagram from a client to its flow.
+    fn take_from_client(&mut self, index: u32, received: &Received) {
+        let Some(client) = received.sender else { return };
+        let control = &received.control;
+        let key = Key::new(index, client, control.local);
+        let slot = self.flow_of(key);
+        let listener = &mut self.listeners[index as usize];
+        let route = &mut self.routes[listener.route as usize];
+        count_overflows(&mut listener.overflows, control, &mut route.counters);
+        let flow = slot.and_then(|slot| Some((slot, self.shared.flows.peek(slot)?)));
+        let Some((owner, flow)) = flow else {
+            route.counters.dropped += 1;
+            return;
+        };
+        let way = Way {
+            owner,
+            to: None,
+            from: None,
+            traffic_class: control.traffic_class & route.traffic_class,
+            ipv4: flow.socket.ipv4,
+        };
+        self.relay.assign(received, way);
+        self.shared.flows.asked(owner, self.now);
     }
 
     /// Gathers what has come for one flow, sending when the arena is full; true when there may be
@@ -110,14 +132,13 @@ impl Server {
             let key = flow.key;
             let room = self.relay.room().min(FLOW_BATCH);
             match self.relay.receive(&flow.socket.socket, room) {
-                Ok(places) => {
-                    let count = places.len();
-                    self.shared.flows.answered(slot, self.now);
-                    for (number, place) in places.enumerate() {
-                        let to = Some(key.client());
-                        self.relay.assign(place, number, key.listener, to, key.local());
+                Ok((first, count)) => {
+                    for number in 0..count {
+                        let Some(received) = self.relay.received(first, number) else { break };
+                        self.take_from_target(slot, key, &received);
                     }
-                    if count < room {
+                    self.shared.flows.answered(slot, self.now);
+                    if usize::from(count) < room {
                         return false;
                     }
                 }
@@ -130,18 +151,49 @@ impl Server {
         true
     }
 
+    /// Assigns a datagram from a target to the listener that its client wrote to.
+    fn take_from_target(&mut self, slot: u32, key: Key, received: &Received) {
+        let route = self.listeners[key.listener as usize].route as usize;
+        let route = &mut self.routes[route];
+        if let Some(flow) = self.shared.flows.slot(slot) {
+            let seen = &mut flow.socket.overflows;
+            count_overflows(seen, &received.control, &mut route.counters);
+        }
+        let client = key.client();
+        let way = Way {
+            owner: key.listener,
+            to: Some(client),
+            from: key.local(),
+            traffic_class: received.control.traffic_class & route.traffic_class,
+            ipv4: client.ip().to_canonical().is_ipv4(),
+        };
+        self.relay.assign(received, way);
+    }
+
     fn send_to_targets(&mut self) {
         let Server { relay, shared, listeners, routes, .. } = self;
+        let mut refused = None;
         let flows = &shared.flows;
         relay.send(
-            |slot| flows.peek(slot).map(|flow| &flow.socket.socket),
+            |slot| {
+                let socket = &flows.peek(slot)?.socket;
+                Some(Door { socket: &socket.socket, largest_segment: socket.largest_segment })
+            },
             |slot, sent| {
                 if let Some(flow) = flows.peek(slot) {
                     let route = listeners[flow.key.listener as usize].route;
                     count(&mut routes[route as usize].counters, 0, sent);
+                    refused = sent.refused_segment.map(|size| (slot, size)).or(refused);
                 }
             },
         );
+        if let Some((slot, size)) = refused
+            && let Some(flow) = shared.flows.slot(slot)
+        {
+            flow.socket.largest_segment = size;
+            let route = listeners[flow.key.listener as usize].route as usize;
+            self.limit_runs(route, size);
+        }
     }
 
     fn send_to_clients(&mut self) {
@@ -149,16 +201,44 @@ impl Server {
             return;
         }
         let Server { relay, listeners, routes, .. } = self;
+        let mut refused = None;
         relay.send(
-            |index| match &listeners[index as usize].socket {
-                Socket::Udp(socket) => Some(socket),
-                _ => None,
+            |index| {
+                let listener = &listeners[index as usize];
+                match &listener.socket {
+                    Socket::Udp(socket) => {
+                        Some(Door { socket, largest_segment: listener.largest_segment })
+                    }
+                    _ => None,
+                }
             },
             |index, sent| {
                 let route = listeners[index as usize].route;
                 count(&mut routes[route as usize].counters, 1, sent);
+                refused = sent.refused_segment.map(|size| (index, size)).or(refused);
             },
         );
+        if let Some((index, size)) = refused {
+            let listener = &mut self.listeners[index as usize];
+            listener.largest_segment = size;
+            let route = listener.route as usize;
+            self.limit_runs(route, size);
+        }
+    }
+
+    /// Runs of this size or larger have been refused once: new flows of the rule begin below it.
+    fn limit_runs(&mut self, route: usize, size: u16) {
+        let route = &mut self.routes[route];
+        if size < route.largest_segment {
+            route.largest_segment = size;
+            match size {
+                0 => log::info!("{}: segmentation offload is off, it does not work", route.label),
+                size => log::info!(
+                    "{}: segmentation offload only for datagrams of up to {size} bytes",
+                    route.label
+                ),
+            }
+        }
     }
 
     /// The flow of this client, opened if need be; `None` when there can be none now.
@@ -201,10 +281,10 @@ impl Server {
         }
         let slot = self.shared.flows.next_slot();
         let generation = self.next_generation();
-        match self.open_socket(slot, generation, addr, self.routes[route].sockbuf) {
+        match self.open_socket(slot, generation, addr, self.routes[route].udp) {
             Ok(socket) => {
                 self.routes[route].counters.flows += 1;
-                let socket = FlowSocket { socket, generation, version, queued: false };
+                let socket = self.flow_socket(socket, route, generation, version, addr);
                 Some(self.shared.flows.insert(key, rule, socket, self.now))
             }
             Err(error) => {
@@ -217,14 +297,33 @@ impl Server {
         }
     }
 
+    fn flow_socket(
+        &self,
+        socket: UdpSocket,
+        route: usize,
+        generation: u32,
+        version: u32,
+        addr: SocketAddr,
+    ) -> FlowSocket {
+        FlowSocket {
+            socket,
+            generation,
+            version,
+            largest_segment: self.routes[route].largest_segment,
+            ipv4: addr.ip().to_canonical().is_ipv4(),
+            queued: false,
+            overflows: 0,
+        }
+    }
+
     fn open_socket(
         &self,
         slot: u32,
         generation: u32,
         addr: SocketAddr,
-        sockbuf: Option<u32>,
+        options: UdpOptions,
     ) -> io::Result<UdpSocket> {
-        let mut socket = socket::udp_connected(addr, sockbuf)?;
+        let mut socket = socket::udp_connected(addr, options)?;
         let token = Token::new(Role::Flow, slot, generation);
         self.poll.registry().register(&mut socket, token.into(), Interest::READABLE)?;
         Ok(socket)
@@ -263,11 +362,12 @@ impl Server {
         let Some((addr, _)) = self.target_address(key) else { return };
         let route = self.listeners[key.listener as usize].route as usize;
         let generation = self.next_generation();
-        match self.open_socket(slot, generation, addr, self.routes[route].sockbuf) {
+        match self.open_socket(slot, generation, addr, self.routes[route].udp) {
             Ok(socket) => {
+                let moved = self.flow_socket(socket, route, generation, version, addr);
                 // What is in the arena belongs to the flow, so it may leave through either socket.
                 if let Some(flow) = self.shared.flows.slot(slot) {
-                    flow.socket = FlowSocket { socket, generation, version, queued: false };
+                    flow.socket = moved;
                 }
             }
             Err(error) => {
@@ -289,6 +389,14 @@ fn count(counters: &mut Counters, direction: usize, sent: Sent) {
     counters.udp_bytes[direction] += sent.bytes;
     counters.blocked += sent.blocked;
     counters.dropped += sent.failed;
+}
+
+/// Adds what the kernel has dropped since it last told of that for this socket.
+fn count_overflows(seen: &mut u32, control: &Control, counters: &mut Counters) {
+    if control.overflows > 0 {
+        counters.overflowed += u64::from(control.overflows.wrapping_sub(*seen));
+        *seen = control.overflows;
+    }
 }
 
 /// Full batches that one listener may have in a turn.

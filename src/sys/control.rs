@@ -19,6 +19,35 @@ pub struct Local {
 pub struct Control {
     /// The address that it was sent to, where the socket was asked to tell.
     pub local: Option<Local>,
+    /// Set when the kernel has put a run of datagrams together: the size of each but the last, which
+    /// may be shorter.
+    pub segment: Option<u16>,
+    /// The IPv4 type of service or IPv6 traffic class: DSCP in the upper six bits, ECN in the lower
+    /// two (RFC 2474, RFC 3168).
+    pub traffic_class: u8,
+    /// How many datagrams this socket has lost so far because its receive buffer was full; told only
+    /// once there are some.
+    pub overflows: u32,
+}
+
+/// What the control data of a datagram that is sent asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// The address that it leaves from; `None` leaves the choice to the kernel.
+    pub from: Option<Local>,
+    /// Send it as a run of datagrams of this size, the last of which may be shorter.
+    pub segment: Option<u16>,
+    /// The traffic class to send it with; 0 leaves it to the socket.
+    pub traffic_class: u8,
+    /// It goes to an IPv4 address, also one that is written as an IPv6 one.
+    pub ipv4: bool,
+}
+
+impl Ask {
+    /// Whether nothing is asked for that needs control data.
+    pub fn is_plain(&self) -> bool {
+        self.from.is_none() && self.segment.is_none() && self.traffic_class == 0
+    }
 }
 
 /// Reads the control data of one received datagram.
@@ -42,6 +71,17 @@ pub fn decode_control(data: &[u8]) -> Control {
                 let interface = if scoped { u32::from_ne_bytes(array(body, 16)) } else { 0 };
                 control.local = Some(Local { ip: ip.into(), interface });
             }
+            (libc::SOL_UDP, libc::UDP_GRO, 4..) => {
+                let size = i32::from_ne_bytes(array(body, 0));
+                control.segment = u16::try_from(size).ok().filter(|size| *size > 0);
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS, 1..) => control.traffic_class = body[0],
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 4..) => {
+                control.traffic_class = i32::from_ne_bytes(array(body, 0)) as u8;
+            }
+            (libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 4..) => {
+                control.overflows = u32::from_ne_bytes(array(body, 0));
+            }
             _ => {}
         }
         rest = rest.get(len.next_multiple_of(WORD)..).unwrap_or_default();
@@ -49,25 +89,35 @@ pub fn decode_control(data: &[u8]) -> Control {
     control
 }
 
-/// Writes control data that sets the address a datagram leaves from; returns its length.
-pub fn encode_control(from: Option<Local>, into: &mut [u8; CONTROL_LEN]) -> usize {
-    let Some(from) = from else { return 0 };
-    let (level, kind, body) = match from.ip {
-        IpAddr::V4(ip) => {
-            into[HEADER..][..12].fill(0);
-            into[HEADER + 4..][..4].copy_from_slice(&ip.octets());
-            (libc::IPPROTO_IP, libc::IP_PKTINFO, 12)
+/// Writes the control data for a datagram that is to be sent; returns its length.
+pub fn encode_control(ask: &Ask, into: &mut [u8; CONTROL_LEN]) -> usize {
+    let mut len = 0;
+    match ask.from.map(|from| (from.ip, from.interface)) {
+        Some((IpAddr::V4(ip), _)) => {
+            let mut info = [0; 12];
+            info[4..8].copy_from_slice(&ip.octets());
+            put(into, &mut len, libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
         }
-        IpAddr::V6(ip) => {
-            into[HEADER..][..16].copy_from_slice(&ip.octets());
-            into[HEADER + 16..][..4].copy_from_slice(&from.interface.to_ne_bytes());
-            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, 20)
+        Some((IpAddr::V6(ip), interface)) => {
+            let mut info = [0; 20];
+            info[..16].copy_from_slice(&ip.octets());
+            info[16..].copy_from_slice(&interface.to_ne_bytes());
+            put(into, &mut len, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
         }
-    };
-    into[..WORD].copy_from_slice(&(HEADER + body).to_ne_bytes());
-    into[HEADER - 8..][..4].copy_from_slice(&level.to_ne_bytes());
-    into[HEADER - 4..][..4].copy_from_slice(&kind.to_ne_bytes());
-    (HEADER + body).next_multiple_of(WORD)
+        None => {}
+    }
+    if let Some(size) = ask.segment {
+        put(into, &mut len, libc::SOL_UDP, libc::UDP_SEGMENT, &size.to_ne_bytes());
+    }
+    if ask.traffic_class > 0 {
+        let class = i32::from(ask.traffic_class).to_ne_bytes();
+        if ask.ipv4 {
+            put(into, &mut len, libc::IPPROTO_IP, libc::IP_TOS, &class);
+        } else {
+            put(into, &mut len, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &class);
+        }
+    }
+    len
 }
 
 /// Reads a socket address; `None` when it is not one of IPv4 or IPv6.
@@ -104,6 +154,17 @@ pub fn encode_name(to: Option<SocketAddr>, into: &mut [u8; NAME_LEN]) -> usize {
     len
 }
 
+/// Writes one control message behind the others.
+fn put(into: &mut [u8; CONTROL_LEN], len: &mut usize, level: i32, kind: i32, body: &[u8]) {
+    let message = &mut into[*len..];
+    let total = HEADER + body.len();
+    message[..WORD].copy_from_slice(&total.to_ne_bytes());
+    message[HEADER - 8..][..4].copy_from_slice(&level.to_ne_bytes());
+    message[HEADER - 4..][..4].copy_from_slice(&kind.to_ne_bytes());
+    message[HEADER..total].copy_from_slice(body);
+    *len += total.next_multiple_of(WORD);
+}
+
 /// Length, level and type of a `struct cmsghdr` that is there whole.
 fn decode_header(data: &[u8]) -> Option<(usize, i32, i32)> {
     let header = data.get(..HEADER)?;
@@ -121,8 +182,9 @@ fn array<const N: usize>(data: &[u8], at: usize) -> [u8; N] {
 /// Room for a socket address: `struct sockaddr_in6` has 28 bytes.
 pub const NAME_LEN: usize = 32;
 
-/// Room for the control data of a datagram: packet info takes 40 bytes with its header.
-pub const CONTROL_LEN: usize = 80;
+/// Room for the control data of a datagram: packet info takes 40 bytes with its header, segment
+/// size, traffic class and overflows 24 each.
+pub const CONTROL_LEN: usize = 112;
 
 /// `struct cmsghdr`: a length of word size, level and type of four bytes each.
 const HEADER: usize = WORD + 8;
@@ -140,7 +202,8 @@ mod tests {
     fn control_round_trip(ip: &str, interface: u32) {
         let local = Local { ip: ip.parse().unwrap(), interface };
         let mut data = [0xff; CONTROL_LEN];
-        let len = encode_control(Some(local), &mut data);
+        let ask = Ask { from: Some(local), ..Ask::default() };
+        let len = encode_control(&ask, &mut data);
         assert_eq!(decode_control(&data[..len]).local, Some(local));
         // Every cut of it is passed over.
         for cut in 0..HEADER + 12 {
@@ -160,8 +223,34 @@ mod tests {
     fn only_a_link_local_address_keeps_its_interface() {
         let mut data = [0; CONTROL_LEN];
         let from = Local { ip: "2001:db8::7".parse().unwrap(), interface: 3 };
-        let len = encode_control(Some(from), &mut data);
+        let len = encode_control(&Ask { from: Some(from), ..Ask::default() }, &mut data);
         assert_eq!(decode_control(&data[..len]).local, Some(Local { interface: 0, ..from }));
+    }
+
+    #[test]
+    fn a_traffic_class_goes_out_as_what_the_other_family_reads() {
+        for ipv4 in [true, false] {
+            let mut data = [0; CONTROL_LEN];
+            let local = Local { ip: "2001:db8::7".parse().unwrap(), interface: 0 };
+            let ask = Ask { from: Some(local), segment: Some(1200), traffic_class: 0xb9, ipv4 };
+            let len = encode_control(&ask, &mut data);
+            let control = decode_control(&data[..len]);
+            assert_eq!((control.local, control.traffic_class), (Some(local), 0xb9));
+        }
+    }
+
+    #[test]
+    fn the_size_of_a_run_and_the_overflows_are_read() {
+        let mut data = [0; CONTROL_LEN];
+        let mut len = 0;
+        put(&mut data, &mut len, libc::SOL_UDP, libc::UDP_GRO, &1200i32.to_ne_bytes());
+        put(&mut data, &mut len, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &7u32.to_ne_bytes());
+        let control = decode_control(&data[..len]);
+        assert_eq!((control.segment, control.overflows), (Some(1200), 7));
+        for (nonsense, len) in [(0i32, 24), (-1, 24), (70_000, 24)] {
+            put(&mut data, &mut 0, libc::SOL_UDP, libc::UDP_GRO, &nonsense.to_ne_bytes());
+            assert_eq!(decode_control(&data[..len]).segment, None);
+        }
     }
 
     #[test]

@@ -8,19 +8,20 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-use super::control::{self, CONTROL_LEN, Control, Local, NAME_LEN};
+use super::control::{self, Ask, CONTROL_LEN, Control, NAME_LEN};
 
-/// A datagram to be sent.
-pub struct Outgoing<'a> {
-    /// Its bytes.
-    pub payload: &'a [u8],
+/// A datagram to be sent, or a run of them that the kernel takes apart again.
+pub struct Outgoing {
+    /// How many of the parts it is made of, following those of the one before it.
+    pub parts: usize,
     /// Where it goes; `None` on a connected socket.
     pub to: Option<SocketAddr>,
-    /// The address that it leaves from; `None` leaves the choice to the kernel.
-    pub from: Option<Local>,
+    /// How it is to be sent.
+    pub ask: Ask,
 }
 
 /// Room for the headers of one batch.
@@ -60,7 +61,9 @@ impl Batch {
     ) -> io::Result<usize> {
         let count = self.headers.len().min(arena.len() / slot_len);
         for (index, slot) in arena.chunks_exact_mut(slot_len).take(count).enumerate() {
-            self.fill(index, slot.as_mut_ptr(), slot.len(), NAME_LEN, CONTROL_LEN);
+            self.buffers[index] =
+                libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
+            self.fill(index, index..index + 1, NAME_LEN, CONTROL_LEN);
         }
         // SAFETY: the first `count` headers were just filled. Their pointers lead to `arena`, which
         // is borrowed mutably until this returns, and to elements of `self.buffers` and
@@ -82,41 +85,49 @@ impl Batch {
         (header.msg_len as usize, control::decode_name(name), control::decode_control(data))
     }
 
-    /// Sends datagrams in order without waiting, as many as the batch has room for; returns how many
-    /// went. An error is that of the first one and means that none went.
-    pub fn send<'a>(
+    /// Sends datagrams in order without waiting; returns how many went. An error is that of the
+    /// first one and means that none went. `parts` are places in `arena`; there may not be more of
+    /// them, nor of `datagrams`, than the batch has room for.
+    pub fn send(
         &mut self,
         socket: BorrowedFd,
-        datagrams: impl Iterator<Item = Outgoing<'a>>,
+        arena: &[u8],
+        datagrams: &[Outgoing],
+        parts: &[Range<usize>],
     ) -> io::Result<usize> {
-        let mut count = 0;
-        for (index, datagram) in datagrams.take(self.headers.len()).enumerate() {
+        for (buffer, part) in self.buffers.iter_mut().zip(parts) {
+            let bytes = &arena[part.clone()];
+            *buffer =
+                libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        }
+        let mut first = 0;
+        for (index, datagram) in datagrams.iter().enumerate() {
             let extra = &mut self.extras[index];
             let name_len = control::encode_name(datagram.to, &mut extra.name);
-            let control_len = control::encode_control(datagram.from, &mut extra.control);
-            let payload = datagram.payload;
-            self.fill(index, payload.as_ptr().cast_mut(), payload.len(), name_len, control_len);
-            count = index + 1;
+            let control_len = control::encode_control(&datagram.ask, &mut extra.control);
+            let buffers = first..first + datagram.parts;
+            assert!(buffers.end <= parts.len(), "a datagram's parts are among those given");
+            first = buffers.end;
+            self.fill(index, buffers, name_len, control_len);
         }
-        // SAFETY: as in `receive`; the payloads live for 'a, longer than this call, and sending
-        // only reads them.
+        // SAFETY: as in `receive`; the parts are places in `arena`, which is borrowed until this
+        // returns, and sending only reads them.
         let sent = unsafe {
             let headers = self.headers.as_mut_ptr();
-            libc::sendmmsg(socket.as_raw_fd(), headers, count as _, FLAGS as _)
+            libc::sendmmsg(socket.as_raw_fd(), headers, datagrams.len() as _, FLAGS as _)
         };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Points the `index`th header at its buffers; a length of 0 means that there is no name or no
-    /// control data.
-    fn fill(&mut self, index: usize, data: *mut u8, len: usize, name: usize, control: usize) {
-        self.buffers[index] = libc::iovec { iov_base: data.cast(), iov_len: len };
+    /// Points the `index`th header at these buffers and at its name and control data; a length of 0
+    /// means that there is no name or no control data.
+    fn fill(&mut self, index: usize, buffers: Range<usize>, name: usize, control: usize) {
         let extra = &mut self.extras[index];
         let header = &mut self.headers[index].msg_hdr;
         header.msg_name = if name > 0 { extra.name.as_mut_ptr().cast() } else { ptr::null_mut() };
         header.msg_namelen = name as _;
-        header.msg_iov = &raw mut self.buffers[index];
-        header.msg_iovlen = 1;
+        header.msg_iovlen = buffers.len() as _;
+        header.msg_iov = self.buffers[buffers].as_mut_ptr();
         let data = extra.control.as_mut_ptr().cast();
         header.msg_control = if control > 0 { data } else { ptr::null_mut() };
         header.msg_controllen = control as _;

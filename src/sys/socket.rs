@@ -62,15 +62,29 @@ pub fn settle(socket: impl AsFd, options: &TcpOptions) {
     let _ = set_tcp_options(&SockRef::from(&socket), options);
 }
 
+/// Options of UDP sockets.
+#[derive(Clone, Copy, Debug)]
+pub struct UdpOptions {
+    /// Kernel buffer per direction in bytes.
+    pub sockbuf: Option<u32>,
+    /// Whether the kernel may hand over a run of datagrams as one.
+    pub gro: bool,
+}
+
 /// A UDP listener that tells which local address each datagram was sent to, if it is bound to a
 /// wildcard.
 pub fn udp_listener(
     addr: SocketAddr,
     dual_stack: bool,
-    sockbuf: Option<u32>,
+    options: UdpOptions,
 ) -> io::Result<mio::net::UdpSocket> {
     let socket = bindable(addr, Type::DGRAM, Protocol::UDP, dual_stack)?;
-    set_buffers(&socket, sockbuf)?;
+    set_udp_options(&socket, addr.is_ipv6(), dual_stack, options)?;
+    if options.sockbuf.is_none() {
+        // A listener takes the bursts of all its clients. The kernel gives what its own limit
+        // allows, and uses the memory only while something waits.
+        let _ = socket.set_recv_buffer_size(LISTENER_BUFFER);
+    }
     match addr.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => {
             setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
@@ -85,9 +99,9 @@ pub fn udp_listener(
 }
 
 /// A UDP socket that sends to `addr` and hears from nobody else.
-pub fn udp_connected(addr: SocketAddr, sockbuf: Option<u32>) -> io::Result<mio::net::UdpSocket> {
+pub fn udp_connected(addr: SocketAddr, options: UdpOptions) -> io::Result<mio::net::UdpSocket> {
     let socket = outgoing(addr, Type::DGRAM, Protocol::UDP)?;
-    set_buffers(&socket, sockbuf)?;
+    set_udp_options(&socket, addr.is_ipv6(), false, options)?;
     socket.connect(&addr.into())?;
     Ok(mio::net::UdpSocket::from_std(socket.into()))
 }
@@ -152,6 +166,31 @@ fn set_buffers(socket: &Socket, sockbuf: Option<u32>) -> io::Result<()> {
     socket.set_recv_buffer_size(bytes as usize)
 }
 
+/// What a datagram tells besides its bytes: its ECN bits, whether it is a run, and how many were
+/// lost. Each is left out where the kernel has no such option; relaying does without.
+fn set_udp_options(
+    socket: &Socket,
+    ipv6: bool,
+    dual_stack: bool,
+    options: UdpOptions,
+) -> io::Result<()> {
+    set_buffers(socket, options.sockbuf)?;
+    if options.gro {
+        let _ = setsockopt(socket, sockopt::UdpGroSegment, &true);
+    }
+    if ipv6 {
+        let _ = socket.set_recv_tclass_v6(true);
+    }
+    if !ipv6 || dual_stack {
+        let _ = socket.set_recv_tos_v4(true);
+    }
+    let _ = setsockopt(socket, sockopt::RxqOvfl, &1);
+    Ok(())
+}
+
 /// Probes that go unanswered before a peer counts as gone, a quarter of the keepalive time apart:
 /// twice the keepalive time after its last sign of life.
 const KEEPALIVE_PROBES: u32 = 4;
+
+/// Receive buffer of a UDP listener, where the system's limit allows it.
+const LISTENER_BUFFER: usize = 4 << 20;

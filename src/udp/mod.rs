@@ -8,4 +8,4 @@ mod flow;
 mod relay;
 
 pub use flow::{Flow, FlowTable, Key};
-pub use relay::{Relay, SLOTS, Sent};
+pub use relay::{Door, Received, Relay, SLOTS, Sent, Way};
