@@ -21,3 +21,4 @@ mod tcp_connect;
 mod tcp_ends;
 mod udp_datagrams;
 mod udp_flows;
+mod udp_marks;

@@ -381,7 +381,12 @@ fn raise_own_descriptor_limit() {
 }
 
 fn rule(listen: &str, target: SocketAddr, options: &str) -> Vec<String> {
-    let mut arguments = vec!["-l".to_owned(), listen.to_owned(), "-t".into(), target.to_string()];
+    let mut arguments = Vec::new();
+    // Lets the same tests run with what is on by default switched off.
+    if let Ok(defaults) = env::var("TINYFWD_OPTIONS") {
+        arguments.extend(["-o".to_owned(), defaults]);
+    }
+    arguments.extend(["-l".to_owned(), listen.to_owned(), "-t".into(), target.to_string()]);
     if !options.is_empty() {
         arguments.extend(["-o".to_owned(), options.to_owned()]);
     }
