@@ -33,7 +33,7 @@ pub struct Settings {
     pub rules: Vec<Rule>,
     /// How long connections may go on after the signal to stop.
     pub drain: Duration,
-    /// Connections and flows of all rules at once; at least 1, `None` leaves it to the descriptors.
+    /// TCP connections of all rules at once; at least 1, `None` leaves it to the descriptors.
     pub max_connections: Option<u32>,
     /// How much to log: 0 as usual, one more for each `-v` and one less for each `-q`.
     pub verbosity: i8,

@@ -1,6 +1,7 @@
-//! The program: arguments to settings, settings to a server, its end to an exit code. The only place
-//! that prints by itself; everything else logs.
+//! The program: arguments to settings, settings to a server, its end to an exit code. It and the
+//! self-test print by themselves; everything else logs.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -14,7 +15,7 @@ fn main() -> ExitCode {
     match cli::parse(std::env::args_os().skip(1)) {
         Err(errors) => {
             for error in errors {
-                eprintln!("{error}");
+                complain(&error);
             }
             ExitCode::from(WRONG_USE)
         }
@@ -26,7 +27,7 @@ fn main() -> ExitCode {
             match run(&settings) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {
-                    eprintln!("tinyfwd: {error}");
+                    complain(&format_args!("tinyfwd: {error}"));
                     ExitCode::FAILURE
                 }
             }
@@ -44,6 +45,11 @@ fn run(settings: &Settings) -> io::Result<()> {
     io::stderr().write_all(lines.as_bytes())?;
     drop(lines);
     server.run()
+}
+
+fn complain(what: &dyn Display) {
+    // Nobody may be listening; the exit code still tells.
+    let _ = writeln!(io::stderr(), "{what}");
 }
 
 fn print(text: &str) -> ExitCode {

@@ -102,6 +102,20 @@ impl Names {
         (&entry.addrs, entry.version)
     }
 
+    /// Makes every answer old, so that the next use of a name starts a lookup at once. The addresses
+    /// stay in use meanwhile.
+    pub fn distrust(&mut self) {
+        for entry in &mut self.entries {
+            entry.answered = None;
+            entry.retry = Millis(0);
+        }
+    }
+
+    /// Whether a lookup is under way.
+    pub fn is_asking(&self, id: NameId) -> bool {
+        self.entries[id.0 as usize].asking
+    }
+
     /// Keeps asking until there is an address, because somebody waits for it.
     pub fn await_first(&mut self, id: NameId) {
         self.entries[id.0 as usize].awaited = true;
@@ -136,6 +150,7 @@ impl Names {
         entry.asking = false;
         let error = match result {
             Ok(addrs) => {
+                // The same addresses in another order are no change.
                 let mut known = addrs.iter().all(|addr| entry.addrs.contains(addr));
                 known &= entry.addrs.iter().all(|addr| addrs.contains(addr));
                 if !known {
@@ -203,8 +218,9 @@ impl Desk {
     }
 }
 
-/// The addresses of `name` with port 0, without doubles, IPv6 and IPv4 in turn as RFC 8305, section
-/// 4 has it, beginning with the family that the system prefers. Blocks.
+/// The addresses of `name` with port 0, at least one and at most [`MOST_ADDRESSES`], without doubles,
+/// IPv6 and IPv4 in turn as RFC 8305, section 4 has it, beginning with the family that the system
+/// prefers. Blocks.
 pub fn look_up(name: &str) -> io::Result<Vec<SocketAddr>> {
     let mut addrs: Vec<SocketAddr> = Vec::new();
     for addr in (name, 0).to_socket_addrs()? {
@@ -212,7 +228,12 @@ pub fn look_up(name: &str) -> io::Result<Vec<SocketAddr>> {
             addrs.push(addr);
         }
     }
-    Ok(in_turn(&addrs))
+    if addrs.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "it has no address"));
+    }
+    let mut ordered = in_turn(&addrs);
+    ordered.truncate(MOST_ADDRESSES);
+    Ok(ordered)
 }
 
 fn in_turn(addrs: &[SocketAddr]) -> Vec<SocketAddr> {
@@ -226,6 +247,10 @@ fn in_turn(addrs: &[SocketAddr]) -> Vec<SocketAddr> {
     }
     ordered
 }
+
+/// Addresses of a name that are of use: nobody waits for a seventeenth attempt, and as many attempts
+/// can be told apart.
+const MOST_ADDRESSES: usize = crate::token::ATTEMPTS as usize;
 
 /// After a lookup that failed; doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);

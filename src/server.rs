@@ -5,6 +5,8 @@
 //! out, give back what is not needed. Nothing in a turn waits for anything but the poll, and with
 //! nothing to do the poll waits without a timeout.
 
+mod dial;
+mod flows;
 mod open;
 mod route;
 mod tcp;
@@ -30,8 +32,8 @@ use crate::sys::{self, Signal, Signals};
 use crate::tcp::{End, Pair};
 use crate::token::{Role, Token};
 use crate::udp::{FlowTable, Relay};
+use flows::FlowSocket;
 use route::Route;
-use udp::FlowSocket;
 
 /// What holds for all rules together.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +55,8 @@ pub struct Server {
     listeners: Vec<Listener>,
     /// TCP listeners that are off the poll because nothing more can be accepted.
     paused: Vec<u32>,
+    /// Some of them are paused for want of descriptors, which others may give back.
+    is_starved: bool,
     pairs: Slab<Pair>,
     /// Tells apart the users of a slab key, in tokens.
     generation: u32,
@@ -66,6 +70,8 @@ pub struct Server {
     shared: Shared,
     /// Open pairs whose target's socket has not got all its options yet.
     settling: List,
+    /// Pairs whose client may have left before the target has answered.
+    leaving: List,
     /// Pairs that wait for the first address of a name: key, generation.
     waiting: Vec<(NameId, u32, u32)>,
     most_flows: usize,
@@ -95,15 +101,17 @@ struct Listener {
     port: u16,
     /// In the run queue (TCP) or among the ready listeners (UDP).
     queued: bool,
-    /// The largest datagrams that may leave as a run (UDP); 0 when none may.
-    largest_segment: u16,
-    /// Datagrams that its receive buffer had no room for so far (UDP).
-    overflows: u32,
 }
 
 enum Socket {
     Tcp(TcpListener),
-    Udp(UdpSocket),
+    Udp {
+        socket: UdpSocket,
+        /// The largest datagrams that may leave as a run; 0 when none may.
+        largest_segment: u16,
+        /// Datagrams that its receive buffer had no room for so far.
+        overflows: u32,
+    },
     Closed,
 }
 
@@ -125,21 +133,32 @@ impl Server {
     pub fn new(rules: &[Rule], options: Options) -> io::Result<Server> {
         let descriptors = sys::raise_descriptor_limit()?;
         let poll = Poll::new()?;
-        let signals = Signals::new()?;
-        register_fd(poll.registry(), signals.raw_fd(), Token::new(Role::Signals, 0, 0))?;
         let waker = Waker::new(poll.registry(), Token::new(Role::Names, 0, 0).into())?;
         let mut deadlines = Deadlines::default();
         // No rule can choose this wait, so no other wait shares the list.
         let settling = deadlines.add(SETTLING);
+        let leaving = deadlines.add(dial::LEAVE_GRACE);
+        let mut shared =
+            Shared { deadlines, flows: FlowTable::default(), names: Names::new(waker) };
+        let (mut listeners, mut routes) = (Vec::new(), Vec::with_capacity(rules.len()));
+        for rule in rules {
+            let opened = open::open(rule, routes.len() as u32)?;
+            routes.push(Route::new(rule, &opened, &mut shared));
+            listeners.extend(opened);
+        }
+        // Only now: until here a signal may interrupt a lookup as it does with any program.
+        let signals = Signals::new()?;
+        register_fd(poll.registry(), signals.raw_fd(), Token::new(Role::Signals, 0, 0))?;
         let mut server = Server {
             poll,
             signals,
             clock: Instant::now(),
             now: Millis(0),
             options,
-            routes: Vec::with_capacity(rules.len()),
-            listeners: Vec::new(),
+            routes,
+            listeners,
             paused: Vec::new(),
+            is_starved: false,
             pairs: Slab::new(),
             generation: 0,
             ended: Vec::new(),
@@ -148,8 +167,9 @@ impl Server {
             ready_flows: VecDeque::new(),
             pool: Pool::default(),
             relay: Relay::default(),
-            shared: Shared { deadlines, flows: FlowTable::default(), names: Names::new(waker) },
+            shared,
             settling,
+            leaving,
             waiting: Vec::new(),
             // The other half of the descriptors stays for TCP, whatever UDP clients do.
             most_flows: (descriptors / 2).min(usize::MAX as u64) as usize,
@@ -158,13 +178,6 @@ impl Server {
             housekeeping: None,
             state: State::Running,
         };
-        for rule in rules {
-            let route = server.routes.len() as u32;
-            let listeners = open::open(rule, route)?;
-            let port = listeners.first().map_or(0, |listener| listener.port);
-            server.listeners.extend(listeners);
-            server.routes.push(Route::new(rule, port, &mut server.shared));
-        }
         for index in 0..server.listeners.len() as u32 {
             server.register_listener(index)?;
         }
@@ -271,7 +284,9 @@ impl Server {
                 Ok(Some(Signal::Stop)) => self.stop(),
                 Ok(Some(Signal::Status)) => self.log_status(),
                 Ok(Some(Signal::Reload)) => {
-                    log::info!("nothing to reload: the rules came from the command line");
+                    log::info!("no file to reload; all names are looked up anew");
+                    self.shared.names.distrust();
+                    self.look_up_names();
                 }
                 Ok(None) => return,
                 Err(error) => {
@@ -294,7 +309,8 @@ impl Server {
             }
         }
         self.paused.clear();
-        let open = self.pairs.len() - self.ended.len();
+        self.is_starved = false;
+        let open = self.open_pairs();
         log::info!("stopping: {open} connections go on for at most {:?}", self.options.drain);
         self.state = State::Draining { until: self.now.after(self.options.drain) };
     }
@@ -345,7 +361,7 @@ impl Server {
     fn has_chores(&self) -> bool {
         self.pool.holds_memory()
             || self.relay.holds_memory()
-            || !self.paused.is_empty()
+            || self.is_starved
             || self.out_of_descriptors.is_holding()
             || self.name_trouble.is_holding()
             || self.routes.iter().any(Route::is_holding_lines)
@@ -387,7 +403,7 @@ impl Server {
                 let token = Token::new(Role::TcpListener, index, 0);
                 registry.register(socket, token.into(), Interest::READABLE)
             }
-            Socket::Udp(socket) => {
+            Socket::Udp { socket, .. } => {
                 let token = Token::new(Role::UdpListener, index, 0);
                 registry.register(socket, token.into(), Interest::READABLE)
             }

@@ -14,7 +14,7 @@ use crate::sys::socket::{self, TcpOptions};
 pub(super) fn open(rule: &Rule, route: u32) -> io::Result<Vec<Listener>> {
     let places = places(&rule.listen().host)?;
     let mut listeners = Vec::new();
-    for (offset, port) in (0..).zip(rule.listen().ports.iter()) {
+    for (port, offset) in rule.listen().ports.iter().zip(0..) {
         let mut tries = if port == 0 { FREE_PORT_TRIES } else { 1 };
         loop {
             tries -= 1;
@@ -27,8 +27,6 @@ pub(super) fn open(rule: &Rule, route: u32) -> io::Result<Vec<Listener>> {
                         offset,
                         port,
                         queued: false,
-                        largest_segment: largest_segment(rule.limits()),
-                        overflows: 0,
                     };
                     listeners.extend(opened.into_iter().map(listener));
                     break;
@@ -73,33 +71,57 @@ fn places(host: &ListenHost) -> io::Result<Vec<Place>> {
     })
 }
 
+/// A listener's socket, its name and its port.
+type Opened = (Socket, Box<str>, u16);
+
 /// Opens one port on every place for every protocol of the rule; port 0 becomes the same free port
-/// for all of them.
-fn open_port(
-    rule: &Rule,
-    places: &[Place],
-    mut port: u16,
-) -> io::Result<Vec<(Socket, Box<str>, u16)>> {
+/// for all of them. Of several addresses of one name, those that the machine does not have are
+/// passed over.
+fn open_port(rule: &Rule, places: &[Place], mut port: u16) -> io::Result<Vec<Opened>> {
     let mut opened = Vec::new();
+    let mut missing = None;
     for place in places {
-        if rule.listen().protocols.tcp() {
-            let socket = bind(*place, port, "tcp", |addr, dual| {
-                let limits = rule.limits();
-                let options = TcpOptions { keepalive: limits.keepalive, sockbuf: limits.sockbuf };
-                socket::tcp_listener(addr, dual, limits.backlog, &options)
-            })?;
-            port = socket.local_addr()?.port();
-            opened.push((Socket::Tcp(socket), name(rule, place, port, "tcp"), port));
-        }
-        if rule.listen().protocols.udp() {
-            let options = udp_options(rule.limits());
-            let socket =
-                bind(*place, port, "udp", |addr, dual| socket::udp_listener(addr, dual, options))?;
-            port = socket.local_addr()?.port();
-            opened.push((Socket::Udp(socket), name(rule, place, port, "udp"), port));
+        match open_place(rule, *place, port) {
+            Ok(sockets) => {
+                opened.extend(sockets);
+                port = opened.last().map_or(port, |(.., port)| *port);
+            }
+            Err(error) if places.len() > 1 && is_absent(&error) => missing = Some(error),
+            Err(error) => return Err(error),
         }
     }
+    match missing {
+        Some(error) if opened.is_empty() => Err(error),
+        _ => Ok(opened),
+    }
+}
+
+fn open_place(rule: &Rule, place: Place, mut port: u16) -> io::Result<Vec<Opened>> {
+    let limits = rule.limits();
+    let mut opened = Vec::new();
+    if rule.listen().protocols.tcp() {
+        let options = TcpOptions { keepalive: limits.keepalive, sockbuf: limits.sockbuf };
+        let socket = bind(place, port, "tcp", |addr, dual| {
+            socket::tcp_listener(addr, dual, limits.backlog, &options)
+        })?;
+        port = socket.local_addr()?.port();
+        opened.push((Socket::Tcp(socket), name(rule, place, port, "tcp"), port));
+    }
+    if rule.listen().protocols.udp() {
+        let options = udp_options(limits);
+        let socket =
+            bind(place, port, "udp", |addr, dual| socket::udp_listener(addr, dual, options))?;
+        port = socket.local_addr()?.port();
+        let largest_segment = largest_segment(limits);
+        let socket = Socket::Udp { socket, largest_segment, overflows: 0 };
+        opened.push((socket, name(rule, place, port, "udp"), port));
+    }
     Ok(opened)
+}
+
+/// Whether the machine does not have the address, or not its family.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::AddrNotAvailable | ErrorKind::Unsupported)
 }
 
 fn bind<S>(
@@ -120,7 +142,8 @@ fn bind<S>(
     opened.map_err(|error| {
         let shown = if place.dual_stack { format!(":{port}") } else { addr.to_string() };
         let text = format!("bind {shown}/{protocol}: {error}{}", advice(&error, addr.ip()));
-        io::Error::new(error.kind(), text)
+        let no_family = error.raw_os_error() == Some(libc::EAFNOSUPPORT);
+        io::Error::new(if no_family { ErrorKind::Unsupported } else { error.kind() }, text)
     })
 }
 
@@ -152,7 +175,7 @@ fn advice(error: &io::Error, ip: IpAddr) -> &'static str {
 }
 
 /// `127.0.0.1:32771/tcp -> host:80`, with the port that it really has.
-fn name(rule: &Rule, place: &Place, port: u16, protocol: &str) -> Box<str> {
+fn name(rule: &Rule, place: Place, port: u16, protocol: &str) -> Box<str> {
     let mut addr = place.addr;
     addr.set_port(port);
     let listen = if place.dual_stack { format!(":{port}") } else { addr.to_string() };

@@ -1,27 +1,30 @@
 //! A rule at work: its targets as far as they are known, its timeouts as lists of the server, what
 //! was counted for it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use super::Shared;
+use super::{Listener, Shared, Socket};
 use crate::deadline::List;
 use crate::resolve::NameId;
 use crate::rule::{Host, Limits, Listen, Ports, Rule, Target};
 use crate::stats::{Brake, Counters};
 use crate::sys::socket::{self, TcpOptions, UdpOptions};
+use crate::tcp::HEAD_START;
 
 /// What the server keeps for one rule.
 pub(super) struct Route {
     pub targets: Vec<RouteTarget>,
     pub tcp: TcpOptions,
     pub udp: UdpOptions,
-    /// What a new flow may send as a run.
+    /// The largest datagrams that a new flow may send as a run; 0 when it may send none.
     pub largest_segment: u16,
-    /// The part of a datagram's traffic class that is passed on.
-    pub traffic_class: u8,
+    /// Which bits of a datagram's traffic class are passed on.
+    pub class_mask: u8,
     pub refresh: Duration,
     pub connect: List,
+    /// How long an address is tried alone before the next one joins it.
+    pub head_start: List,
     /// Idle time, unless that is off.
     pub idle: Option<List>,
     /// Half-close time, or the idle time if that is shorter.
@@ -31,6 +34,8 @@ pub(super) struct Route {
     pub counters: Counters,
     pub unreachable: Brake,
     pub flow_trouble: Brake,
+    /// The log was told that runs of datagrams are limited.
+    pub told_of_runs: bool,
     /// `listen -> target`, as it was asked for.
     pub label: Box<str>,
 }
@@ -42,14 +47,13 @@ pub(super) struct RouteTarget {
 }
 
 /// Where a target is.
-#[derive(Clone, Copy)]
 pub(super) enum Place {
     /// At an address; the port is not set.
     At(SocketAddr),
+    /// At a link-local address on the interface of this name or number.
+    OnInterface(Ipv6Addr, Box<str>),
     /// Wherever this name leads.
     Named(NameId),
-    /// Nowhere: the interface of its address does not exist.
-    Nowhere,
 }
 
 impl RouteTarget {
@@ -60,25 +64,32 @@ impl RouteTarget {
 }
 
 impl Route {
-    /// Makes room for a rule's traffic; its names become known to the resolver. `port` is the first
-    /// that it really listens on.
-    pub fn new(rule: &Rule, port: u16, shared: &mut Shared) -> Route {
+    /// Makes room for the traffic of a rule that has these listeners; its names become known to the
+    /// resolver.
+    pub fn new(rule: &Rule, listeners: &[Listener], shared: &mut Shared) -> Route {
         let limits = rule.limits();
+        let port = listeners.first().map_or(0, |listener| listener.port);
+        let largest_segment = listeners.iter().find_map(|listener| match listener.socket {
+            Socket::Udp { largest_segment, .. } => Some(largest_segment),
+            _ => None,
+        });
         let half_close = limits.idle.map_or(limits.half_close, |idle| idle.min(limits.half_close));
         Route {
             targets: rule.targets().iter().map(|target| route_target(target, shared)).collect(),
             tcp: TcpOptions { keepalive: limits.keepalive, sockbuf: limits.sockbuf },
             udp: udp_options(limits),
-            largest_segment: largest_segment(limits),
-            traffic_class: if limits.pass_tos { u8::MAX } else { ECN },
+            largest_segment: largest_segment.unwrap_or(0),
+            class_mask: if limits.pass_tos { u8::MAX } else { ECN },
             refresh: limits.refresh,
             connect: shared.deadlines.shared(limits.connect),
+            head_start: shared.deadlines.shared(HEAD_START.min(limits.connect)),
             idle: limits.idle.map(|idle| shared.deadlines.shared(idle)),
             half_close: shared.deadlines.shared(half_close),
             flow_rule: shared.flows.add_rule(limits.timeout, limits.sessions),
             counters: Counters::default(),
             unreachable: Brake::default(),
             flow_trouble: Brake::default(),
+            told_of_runs: false,
             label: format!("{} -> {}", with_port(rule.listen(), port), describe_targets(rule))
                 .into(),
         }
@@ -97,7 +108,8 @@ pub(super) fn udp_options(limits: &Limits) -> UdpOptions {
 
 /// The largest datagrams that a new UDP socket of a rule may send as a run; 0 when it may not.
 pub(super) fn largest_segment(limits: &Limits) -> u16 {
-    if limits.gso { u16::MAX } else { 0 }
+    // A kernel that does not know of runs would send one as a single large datagram.
+    if limits.gso && socket::can_send_runs() { u16::MAX } else { 0 }
 }
 
 /// The listening address as the user wrote it, a free port as what it has become.
@@ -121,14 +133,8 @@ fn describe_targets(rule: &Rule) -> String {
 fn route_target(target: &Target, shared: &mut Shared) -> RouteTarget {
     let place = match &target.host {
         Host::Ip(ip) => Place::At(SocketAddr::new(*ip, 0)),
-        Host::Scoped(ip, scope) => match socket::interface_index(scope) {
-            Some(index) => Place::At(socket::scoped(*ip, index)),
-            None => Place::Nowhere,
-        },
-        Host::Name(name) => match name.parse::<IpAddr>() {
-            Ok(ip) => Place::At(SocketAddr::new(ip, 0)),
-            Err(_) => Place::Named(shared.names.add(name)),
-        },
+        Host::Scoped(ip, scope) => Place::OnInterface(*ip, scope.clone()),
+        Host::Name(name) => Place::Named(shared.names.add(name)),
     };
     RouteTarget { place, target: target.clone() }
 }

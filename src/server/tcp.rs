@@ -1,21 +1,18 @@
-//! TCP in the loop: accepting, reaching a target, moving bytes, and what each event and timeout
-//! means for a pair.
+//! TCP in the loop: accepting, moving bytes, and what each event and timeout means for a pair. How
+//! its target is reached is the business of [`super::dial`].
 //!
 //! A pair ends in one place here, [`Server::pair_over`], which is where it is counted.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 use mio::Interest;
 use mio::event::Event;
 use mio::net::TcpStream;
 
-use super::route::Place;
 use super::{HOUSEKEEPING, Server, Socket, Work, is_exhaustion};
-use crate::resolve::NameId;
 use crate::sys::socket;
-use crate::tcp::{Advance, End, HEAD_START, Pair, Step};
+use crate::tcp::{Advance, End, Pair, Step};
 use crate::token::{Role, Token};
 
 impl Server {
@@ -34,6 +31,7 @@ impl Server {
                 Err(error) if is_exhaustion(&error) => {
                     self.tell_exhaustion(&error);
                     self.pause_accepting(index);
+                    self.is_starved = true;
                     return;
                 }
                 // The client has gone meanwhile, or the network has a passing fault that concerns
@@ -53,6 +51,7 @@ impl Server {
         if self.options.max_connections.is_some_and(|most| self.open_pairs() >= most as usize) {
             return;
         }
+        self.is_starved = false;
         for index in std::mem::take(&mut self.paused) {
             if self.register_listener(index).is_err() {
                 self.paused.push(index);
@@ -70,11 +69,11 @@ impl Server {
         }
     }
 
-    fn open_pairs(&self) -> usize {
+    pub(super) fn open_pairs(&self) -> usize {
         self.pairs.len() - self.ended.len()
     }
 
-    fn tell_exhaustion(&mut self, error: &io::Error) {
+    pub(super) fn tell_exhaustion(&mut self, error: &io::Error) {
         self.pool.spare_descriptors();
         if let Some(held) = self.out_of_descriptors.pass(self.now) {
             log::warn!(
@@ -101,171 +100,6 @@ impl Server {
         self.dial(key, Step::NextTarget(0));
     }
 
-    /// Goes on with reaching a target until an attempt runs, a name is waited for, or nothing is
-    /// left to try.
-    fn dial(&mut self, key: u32, mut step: Step) {
-        let index = self.pairs[key as usize].listener;
-        let route = self.listeners[index as usize].route as usize;
-        loop {
-            step = match step {
-                Step::Wait => return,
-                Step::Try(addr) => match self.try_address(key, addr) {
-                    Ok(()) => return,
-                    Err(error) if is_exhaustion(&error) => {
-                        self.tell_exhaustion(&error);
-                        self.end_pair(key, End::Unreachable);
-                        return;
-                    }
-                    Err(error) => {
-                        let Some(dial) = self.pairs[key as usize].dial() else { return };
-                        dial.failed(addr, error);
-                        dial.next_step()
-                    }
-                },
-                Step::NextTarget(target) if target >= self.routes[route].targets.len() => {
-                    self.tell_unreachable(key);
-                    self.end_pair(key, End::Unreachable);
-                    return;
-                }
-                Step::NextTarget(target) => {
-                    let addrs = self.addresses(index, target);
-                    let Some(dial) = self.pairs[key as usize].dial() else { return };
-                    match addrs {
-                        Ok(addrs) => {
-                            dial.begin_target(target, &addrs);
-                            dial.next_step()
-                        }
-                        Err(name) => {
-                            dial.begin_target(target, &[]);
-                            self.wait_for_name(key, name);
-                            return;
-                        }
-                    }
-                }
-            };
-        }
-    }
-
-    /// Opens a socket towards `addr` and gives it its time.
-    fn try_address(&mut self, key: u32, addr: SocketAddr) -> io::Result<()> {
-        let pair = &mut self.pairs[key as usize];
-        let route = &self.routes[self.listeners[pair.listener as usize].route as usize];
-        let generation = pair.generation;
-        let Some(dial) = pair.dial() else { return Ok(()) };
-        let mut stream = socket::tcp_connect(addr, &route.tcp)?;
-        let number = dial.number();
-        let token = Token::new(Role::Target(number), key, generation);
-        self.poll.registry().register(&mut stream, token.into(), interest())?;
-        let list = if dial.client_may_have_left {
-            self.shared.deadlines.shared(LEAVE_GRACE)
-        } else if dial.has_untried() {
-            self.shared.deadlines.shared(HEAD_START)
-        } else {
-            route.connect
-        };
-        dial.started(number, addr, stream);
-        self.shared.deadlines.set(key, list, self.now);
-        Ok(())
-    }
-
-    /// The addresses of a target as seen from a listener, or the name that has none yet.
-    fn addresses(&mut self, listener: u32, target: usize) -> Result<Vec<SocketAddr>, NameId> {
-        let listener = &self.listeners[listener as usize];
-        let route = &self.routes[listener.route as usize];
-        let target = &route.targets[target];
-        let port = target.port(listener.offset, listener.port);
-        let with_port = |mut addr: SocketAddr| {
-            addr.set_port(port);
-            addr
-        };
-        match target.place {
-            Place::At(addr) => Ok(vec![with_port(addr)]),
-            Place::Nowhere => Ok(Vec::new()),
-            Place::Named(name) => {
-                let (addrs, _) = self.shared.names.addrs(name, route.refresh, self.now);
-                if addrs.is_empty() {
-                    return Err(name);
-                }
-                Ok(addrs.iter().copied().map(with_port).collect())
-            }
-        }
-    }
-
-    fn wait_for_name(&mut self, key: u32, name: NameId) {
-        let pair = &self.pairs[key as usize];
-        let route = self.listeners[pair.listener as usize].route;
-        self.waiting.push((name, key, pair.generation));
-        self.shared.names.await_first(name);
-        self.shared.deadlines.set(key, self.routes[route as usize].connect, self.now);
-    }
-
-    /// Starts the lookups of all names, so that the first client finds them done.
-    pub(super) fn look_up_names(&mut self) {
-        for route in &self.routes {
-            for target in &route.targets {
-                if let Place::Named(name) = target.place {
-                    self.shared.names.addrs(name, route.refresh, self.now);
-                }
-            }
-        }
-    }
-
-    /// Answers have come: pairs that wait for them go on.
-    pub(super) fn take_names(&mut self) {
-        for news in self.shared.names.collect(self.now) {
-            if let Some(error) = &news.error
-                && let Some(held) = self.name_trouble.pass(self.now)
-            {
-                log::warn!("look up '{}': {error}{held}", self.shared.names.name(news.id));
-            }
-            let waiting = std::mem::take(&mut self.waiting);
-            let (concerned, others): (Vec<_>, _) =
-                waiting.into_iter().partition(|(name, ..)| *name == news.id);
-            self.waiting = others;
-            for (name, key, generation) in concerned {
-                self.name_answered(name, key, generation, news.error.is_some());
-            }
-        }
-    }
-
-    fn name_answered(&mut self, name: NameId, key: u32, generation: u32, failed: bool) {
-        let Some(pair) = self.pairs.get_mut(key as usize) else { return };
-        if pair.generation != generation {
-            return;
-        }
-        let index = pair.listener;
-        let Some(dial) = pair.dial() else { return };
-        let target = dial.target();
-        if dial.is_running() {
-            return;
-        }
-        let targets = self.routes[self.listeners[index as usize].route as usize].targets.len();
-        if !failed {
-            self.dial(key, Step::NextTarget(target));
-        } else if target + 1 < targets {
-            self.dial(key, Step::NextTarget(target + 1));
-        } else {
-            // Nobody else to turn to: the name is asked for again until the time is over.
-            self.waiting.push((name, key, generation));
-        }
-    }
-
-    /// Asks again for names that pairs still wait for.
-    pub(super) fn retry_names(&mut self) {
-        let pairs = &mut self.pairs;
-        self.waiting.retain(|(_, key, generation)| {
-            let pair = pairs.get_mut(*key as usize);
-            pair.is_some_and(|pair| pair.generation == *generation && pair.dial().is_some())
-        });
-        for name in self.shared.names.due(self.now) {
-            if self.waiting.iter().any(|(awaited, ..)| *awaited == name) {
-                self.shared.names.ask(name);
-            } else {
-                self.shared.names.stop_waiting(name);
-            }
-        }
-    }
-
     pub(super) fn client_event(&mut self, token: Token, event: &Event) {
         let Some(pair) = self.pairs.get_mut(token.key as usize) else { return };
         if !token.is_of(pair.generation) || pair.is_over() {
@@ -276,12 +110,8 @@ impl Server {
             self.advance(token.key);
         } else if pair.client_failed() {
             self.end_pair(token.key, End::ClientLeft);
-        } else if pair.client_ended_empty()
-            && let Some(dial) = pair.dial()
-        {
-            dial.client_may_have_left = true;
-            let grace = self.shared.deadlines.shared(LEAVE_GRACE);
-            self.shared.deadlines.set(token.key, grace, self.now);
+        } else if pair.client_ended_empty() {
+            self.client_may_have_left(token.key);
         }
     }
 
@@ -361,15 +191,10 @@ impl Server {
 
     /// The wait of a pair is over.
     pub(super) fn pair_waited(&mut self, key: u32) {
-        let pair = &mut self.pairs[key as usize];
-        let left = pair.client_ended_empty();
-        match pair.dial() {
-            None => self.end_pair(key, End::TimedOut),
-            Some(dial) if dial.client_may_have_left && left => self.end_pair(key, End::ClientLeft),
-            Some(dial) => {
-                let step = dial.waited();
-                self.dial(key, step);
-            }
+        if self.pairs[key as usize].is_open() {
+            self.end_pair(key, End::TimedOut);
+        } else {
+            self.dial_waited(key);
         }
     }
 
@@ -420,22 +245,6 @@ impl Server {
             self.resume_accepting();
         }
     }
-
-    fn tell_unreachable(&mut self, key: u32) {
-        let pair = &mut self.pairs[key as usize];
-        let listener = &self.listeners[pair.listener as usize];
-        let route = &mut self.routes[listener.route as usize];
-        let Some(dial) = pair.dial() else { return };
-        let failure = dial.failure();
-        if let Some(held) = route.unreachable.pass(self.now) {
-            match failure.addr {
-                Some(addr) => {
-                    log::warn!("{}: cannot reach {addr}: {}{held}", listener.name, failure.error);
-                }
-                None => log::warn!("{}: cannot reach it: {}{held}", listener.name, failure.error),
-            }
-        }
-    }
 }
 
 /// An IPv4 client of a listener for both families as what it is.
@@ -446,15 +255,10 @@ fn plain(addr: SocketAddr) -> SocketAddr {
     }
 }
 
-fn interest() -> Interest {
+pub(super) fn interest() -> Interest {
     // Priority is out-of-band data, which a read must know of.
     Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY
 }
 
 /// Clients that one listener may have accepted in a turn.
 const ACCEPT_BURST: usize = 64;
-
-/// A client that ends its side before it has sent a byte and before the target has answered has
-/// probably left. It may instead be waiting for a target that speaks first, so the target gets this
-/// long to answer.
-const LEAVE_GRACE: Duration = Duration::from_millis(500);

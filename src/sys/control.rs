@@ -69,7 +69,7 @@ pub fn decode_control(data: &[u8]) -> Control {
                 // the answer may leave by another way than the question came.
                 let scoped = ip.is_unicast_link_local();
                 let interface = if scoped { u32::from_ne_bytes(array(body, 16)) } else { 0 };
-                control.local = Some(Local { ip: ip.into(), interface });
+                control.local = (!is_group(ip)).then_some(Local { ip: ip.into(), interface });
             }
             (libc::SOL_UDP, libc::UDP_GRO, 4..) => {
                 let size = i32::from_ne_bytes(array(body, 0));
@@ -163,6 +163,15 @@ fn put(into: &mut [u8; CONTROL_LEN], len: &mut usize, level: i32, kind: i32, bod
     message[HEADER - 4..][..4].copy_from_slice(&kind.to_ne_bytes());
     message[HEADER..total].copy_from_slice(body);
     *len += total.next_multiple_of(WORD);
+}
+
+/// Whether an address is that of a group, which no answer can leave from. (IPv4's packet info has
+/// the local address beside the group's.)
+fn is_group(ip: Ipv6Addr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => ip.is_multicast() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_multicast(),
+    }
 }
 
 /// Length, level and type of a `struct cmsghdr` that is there whole.
@@ -261,6 +270,16 @@ mod tests {
             let len = encode_name(Some(addr), &mut data);
             assert_eq!(decode_name(&data[..len]), Some(addr));
             assert_eq!(decode_name(&data[..len - 1]), None);
+        }
+    }
+
+    #[test]
+    fn an_answer_does_not_leave_from_the_address_of_a_group() {
+        for ip in ["ff02::1", "::ffff:224.0.0.1", "::ffff:255.255.255.255"] {
+            let mut data = [0; CONTROL_LEN];
+            let from = Some(Local { ip: ip.parse().unwrap(), interface: 0 });
+            let len = encode_control(&Ask { from, ..Ask::default() }, &mut data);
+            assert_eq!(decode_control(&data[..len]).local, None, "{ip}");
         }
     }
 

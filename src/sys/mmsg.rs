@@ -110,11 +110,14 @@ impl Batch {
             first = buffers.end;
             self.fill(index, buffers, name_len, control_len);
         }
+        // The system call itself: musl's function of this name sends one by one. Its headers differ
+        // from the kernel's only in padding, which is zero here as the kernel wants it.
         // SAFETY: as in `receive`; the parts are places in `arena`, which is borrowed until this
         // returns, and sending only reads them.
         let sent = unsafe {
             let headers = self.headers.as_mut_ptr();
-            libc::sendmmsg(socket.as_raw_fd(), headers, datagrams.len() as _, FLAGS as _)
+            let count = datagrams.len() as libc::c_uint;
+            libc::syscall(libc::SYS_sendmmsg, socket.as_raw_fd(), headers, count, FLAGS)
         };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }

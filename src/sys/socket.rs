@@ -106,6 +106,12 @@ pub fn udp_connected(addr: SocketAddr, options: UdpOptions) -> io::Result<mio::n
     Ok(mio::net::UdpSocket::from_std(socket.into()))
 }
 
+/// Whether the kernel sends runs of datagrams (UDP_SEGMENT, since Linux 4.18).
+pub fn can_send_runs() -> bool {
+    Socket::new(Domain::IPV4, Type::DGRAM, None)
+        .is_ok_and(|socket| setsockopt(&socket, sockopt::UdpGsoSegment, &0).is_ok())
+}
+
 /// Makes the coming close of a TCP socket a reset instead of an end.
 pub fn reset_on_close(socket: impl AsFd) {
     // Fails only for a socket whose peer is gone already; then there is nobody to tell.

@@ -26,6 +26,8 @@ pub struct Dial {
     last_failure: Option<Failure>,
     /// The client's end came before any byte of it, so it may have left for good.
     pub client_may_have_left: bool,
+    /// The target whose name was waited for last.
+    pub waited_for: Option<usize>,
 }
 
 struct Attempt {

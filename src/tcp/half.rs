@@ -170,14 +170,6 @@ impl Half {
         }
     }
 
-    pub(super) fn source_ended(&mut self) {
-        self.state = State::Ending;
-    }
-
-    pub(super) fn source_is_open(&self) -> bool {
-        self.state == State::Open
-    }
-
     /// One read and one write; returns how many bytes were read.
     fn copy<A: Stream, B: Stream>(
         &mut self,
@@ -191,7 +183,7 @@ impl Half {
             return Ok(0);
         };
         if count == 0 {
-            self.source_ended();
+            self.state = State::Ending;
             return Ok(0);
         }
         self.bytes += count as u64;
@@ -231,7 +223,7 @@ impl Half {
                 State::Ended => false,
             },
             Held::Spill(_) => sink.writable,
-            Held::Pipe(piped) if piped.held == 0 => source.readable || !self.source_is_open(),
+            Held::Pipe(piped) if piped.held == 0 => source.readable,
             Held::Pipe(_) => sink.writable,
         }
     }

@@ -1,8 +1,8 @@
 //! One TCP connection through the forwarder: [`Pair`] holds its two sockets and two [`Half`]s, one
 //! for each direction; [`Dial`] is its life before the target has answered.
 //!
-//! All of it is passive: the server says what the poll reported and what time it is, and is told
-//! what to wait for. Nothing here registers a socket, reads a clock or knows a rule.
+//! All of it is passive: the server says what the poll reported and is told what came of it; the
+//! clock and all waits are the server's. Nothing here registers a socket or knows a rule.
 
 mod dial;
 mod half;

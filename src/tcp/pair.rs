@@ -212,13 +212,12 @@ impl Pair {
         let Phase::Open(client, target) = &mut self.phase else {
             return Advance::Waits { moved: false };
         };
-        let up = match self.up.advance(client, target, pool, self.down.is_ended()) {
-            Ok(moved) => moved,
-            Err(_) => return self.end(End::Reset, pool),
-        };
-        let down = match self.down.advance(target, client, pool, self.up.is_ended()) {
-            Ok(moved) => moved,
-            Err(_) => return self.end(End::Reset, pool),
+        let up = self.up.advance(client, target, pool, self.down.is_ended());
+        // A target that refuses the rest of an upload may have answered before: that still counts.
+        let last = self.up.is_ended() || up.is_err();
+        let down = self.down.advance(target, client, pool, last);
+        let (Ok(up), Ok(down)) = (up, down) else {
+            return self.end(End::Reset, pool);
         };
         if self.up.is_ended() && self.down.is_ended() {
             self.end(End::Finished, pool)

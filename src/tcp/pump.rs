@@ -23,16 +23,17 @@ pub(super) fn advance<A: Stream, B: Stream>(
 ) -> io::Result<usize> {
     let mut moved = 0;
     while moved < budget {
-        let open = half.source_is_open();
         let Held::Pipe(piped) = &mut half.held else { break };
         // The kernel's splice never gets past out-of-band data; a read does.
-        let mut dry = !source.readable || !open || source.urgent;
+        let mut dry = !source.readable || source.urgent;
         let room = PIPE_SIZE - piped.held as usize;
         if !dry && room > 0 {
             match ready(source.stream.splice_in(&piped.pipe, room)) {
+                // Either the end, or out-of-band data before it, which splice never gets past: a
+                // read will tell.
                 Ok(Some(0)) => {
-                    half.source_ended();
-                    continue;
+                    dry = true;
+                    piped.passed = 0;
                 }
                 Ok(Some(count)) => {
                     piped.held += count as u32;

@@ -98,7 +98,7 @@ impl<S> Default for FlowTable<S> {
 
 impl<S> FlowTable<S> {
     /// A rule whose flows end after `timeout` without a datagram (the unanswered ones after at most
-    /// [`UNANSWERED`]), of which there may be `most`, at least 1. Returns its index.
+    /// 30 s), of which there may be `most`, at least 1. Returns its index.
     pub fn add_rule(&mut self, timeout: Duration, most: u32) -> u32 {
         let unanswered = self.deadlines.add(timeout.min(UNANSWERED));
         let answered = self.deadlines.add(timeout);
@@ -203,23 +203,18 @@ impl<S> FlowTable<S> {
 
     /// Gives back the memory that the flows that are left do not need.
     pub fn shrink(&mut self) {
-        self.flows.shrink_to_fit();
-        self.deadlines.shrink(self.flows.capacity());
+        if self.flows.capacity() > 4 * self.flows.len() {
+            self.flows.shrink_to_fit();
+            self.deadlines.shrink(self.flows.capacity());
+        }
         if self.index.capacity() > 4 * self.index.len() {
             self.index.shrink_to_fit();
         }
     }
 }
 
-impl<S> Flow<S> {
-    /// Index of its rule.
-    pub fn rule(&self) -> u32 {
-        self.rule
-    }
-}
-
 /// How long a flow lives that the target has never answered.
-pub const UNANSWERED: Duration = Duration::from_secs(30);
+const UNANSWERED: Duration = Duration::from_secs(30);
 
 fn octets(ip: IpAddr) -> [u8; 16] {
     match ip {

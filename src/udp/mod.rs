@@ -7,5 +7,5 @@
 mod flow;
 mod relay;
 
-pub use flow::{Flow, FlowTable, Key};
-pub use relay::{Door, Received, Relay, SLOTS, Sent, Way};
+pub use flow::{FlowTable, Key};
+pub use relay::{Door, Received, Refused, Relay, SLOTS, Sent, Way};

@@ -26,7 +26,8 @@ pub struct Relay {
 
 struct Memory {
     arena: Vec<u8>,
-    batch: Batch,
+    incoming: Batch,
+    departing: Batch,
     outgoing: Vec<Outgoing>,
     parts: Vec<Range<usize>>,
     /// One for each of `outgoing`.
@@ -53,6 +54,14 @@ pub struct Received {
     pub sender: Option<SocketAddr>,
     /// What came with it.
     pub control: Control,
+}
+
+impl Received {
+    /// How many datagrams it is.
+    pub fn datagrams(&self) -> u64 {
+        let size = self.control.segment.unwrap_or(self.len).max(1);
+        u64::from(self.len.div_ceil(size)).max(1)
+    }
 }
 
 /// How a datagram is to leave.
@@ -90,8 +99,18 @@ pub struct Sent {
     pub blocked: u64,
     /// Datagrams that the system refused for another reason.
     pub failed: u64,
-    /// Runs turned out not to be possible from this size on; 0 is for all.
-    pub refused_segment: Option<u16>,
+    /// A run was refused and its datagrams went singly.
+    pub refused: Option<Refused>,
+}
+
+/// Which runs of datagrams can't leave a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Those of datagrams larger than this, towards the destination of the one that was refused:
+    /// they exceed the MTU of the way. (EMSGSIZE; EINVAL in kernels before 6.14.)
+    Larger(u16),
+    /// All: the device or the way can't take runs apart.
+    All,
 }
 
 impl Relay {
@@ -103,7 +122,8 @@ impl Relay {
         let memory = self.memory.get_or_insert_with(|| {
             Box::new(Memory {
                 arena: vec![0; SLOTS * SLOT_LEN],
-                batch: Batch::new(SLOTS.max(MOST_PARTS)),
+                incoming: Batch::new(SLOTS),
+                departing: Batch::new(MOST_PARTS),
                 outgoing: Vec::with_capacity(MOST_PARTS),
                 parts: Vec::with_capacity(MOST_PARTS),
                 runs: Vec::with_capacity(MOST_PARTS),
@@ -112,13 +132,13 @@ impl Relay {
         self.used = true;
         let end = SLOTS.min(first + most);
         let room = &mut memory.arena[first * SLOT_LEN..end * SLOT_LEN];
-        let count = memory.batch.receive(socket.as_fd(), room, SLOT_LEN)?;
+        let count = memory.incoming.receive(socket.as_fd(), room, SLOT_LEN)?;
         Ok((first as u8, count as u8))
     }
 
     /// The `index`th datagram, or run of datagrams, of the last receive, which began at `first`.
     pub fn received(&self, first: u8, index: u8) -> Option<Received> {
-        let (len, sender, control) = self.memory.as_ref()?.batch.received(index.into());
+        let (len, sender, control) = self.memory.as_ref()?.incoming.received(index.into());
         Some(Received { place: first + index, len: len as u16, sender, control })
     }
 
@@ -186,7 +206,7 @@ impl Relay {
 
 impl Memory {
     /// Sends all slots of one owner, as many at a time as the batch has room for.
-    fn send_slots(&mut self, mut door: Door, slots: &[Slot]) -> Sent {
+    fn send_slots(&mut self, door: Door, slots: &[Slot]) -> Sent {
         let mut sent = Sent::default();
         let largest = door.largest_segment;
         let mut pieces = slots.iter().flat_map(|slot| slot.pieces(largest)).peekable();
@@ -197,7 +217,7 @@ impl Memory {
             while let Some(piece) = pieces.next_if(|_| self.parts.len() < MOST_PARTS) {
                 self.add(piece, largest);
             }
-            self.send_batch(&mut door, &mut sent);
+            self.send_batch(door, &mut sent);
         }
         sent
     }
@@ -222,7 +242,7 @@ impl Memory {
         self.parts.push(bytes);
     }
 
-    fn send_batch(&mut self, door: &mut Door, sent: &mut Sent) {
+    fn send_batch(&mut self, door: Door, sent: &mut Sent) {
         let (mut at, mut part) = (0, 0);
         let mut retried = false;
         while at < self.outgoing.len() {
@@ -233,7 +253,7 @@ impl Memory {
                 [one] if one.to.is_none() && one.ask.is_plain() => {
                     door.socket.send(&self.arena[parts[0].clone()]).map(|_| 1)
                 }
-                rest => self.batch.send(door.socket.as_fd(), &self.arena, rest, parts),
+                rest => self.departing.send(door.socket.as_fd(), &self.arena, rest, parts),
             };
             let (gone, went) = match result {
                 Ok(count) => (count.clamp(1, rest.len()), true),
@@ -241,15 +261,14 @@ impl Memory {
                     sent.blocked += self.runs[at..].iter().map(Run::datagrams).sum::<u64>();
                     return;
                 }
+                Err(error) if rest[0].ask.segment.is_some() && refuses_run(&error) => {
+                    self.refuse_run(&error, at, part, sent);
+                    continue;
+                }
                 // The error may be that of an earlier datagram, which only now comes back (an ICMP
                 // message): this one did not go and must have its own try.
                 Err(_) if !retried => {
                     retried = true;
-                    continue;
-                }
-                Err(error) if rest[0].ask.segment.is_some() => {
-                    self.refuse_runs(&error, at, part, door, sent);
-                    retried = false;
                     continue;
                 }
                 Err(_) => (1, false),
@@ -268,27 +287,13 @@ impl Memory {
         }
     }
 
-    /// The message at `at`, whose first part is `part`, can't leave as a run: its datagrams are too
-    /// large for the way they take, or the device can't do it at all. It and those behind it leave
-    /// one by one.
-    fn refuse_runs(
-        &mut self,
-        error: &io::Error,
-        at: usize,
-        part: usize,
-        door: &mut Door,
-        sent: &mut Sent,
-    ) {
-        let size = self.runs[at].size as u16;
-        door.largest_segment = match error.raw_os_error() {
-            Some(libc::EMSGSIZE) => size.saturating_sub(1),
-            Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) => 0,
-            // Some fault of this way at this time; runs may well go another time.
-            _ => door.largest_segment,
-        };
-        if door.largest_segment < size {
-            sent.refused_segment = Some(door.largest_segment);
-        }
+    /// The message at `at`, whose first part is `part`, can't leave as a run. It and those behind it
+    /// leave one by one.
+    fn refuse_run(&mut self, error: &io::Error, at: usize, part: usize, sent: &mut Sent) {
+        sent.refused = Some(match error.raw_os_error() {
+            Some(libc::EMSGSIZE | libc::EINVAL) => Refused::Larger(self.runs[at].size as u16 - 1),
+            _ => Refused::All,
+        });
         let mut parts = self.parts.split_off(part).into_iter();
         let messages = self.outgoing.split_off(at).into_iter().zip(self.runs.split_off(at));
         for (message, run) in messages {
@@ -362,6 +367,11 @@ impl Slot {
             Piece { bytes, size, to, ask }
         })
     }
+}
+
+fn refuses_run(error: &io::Error) -> bool {
+    let refusals = [libc::EMSGSIZE, libc::EINVAL, libc::EIO, libc::EOPNOTSUPP];
+    error.raw_os_error().is_some_and(|errno| refusals.contains(&errno))
 }
 
 fn no_room(error: &io::Error) -> bool {
