@@ -5,10 +5,11 @@
 //! those that it has. They time out from the front of their list, and when a rule has all the flows
 //! it may have, the front of the unanswered list makes room, or else that of the other.
 
-use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::Duration;
 
+use hashbrown::HashTable;
 use slab::Slab;
 
 use crate::deadline::{Deadlines, List, Millis};
@@ -73,7 +74,10 @@ pub struct Flow<S> {
 /// All flows of all rules.
 pub struct FlowTable<S> {
     flows: Slab<Flow<S>>,
-    index: HashMap<Key, u32>,
+    /// Slots by the hash of their key, which is secret so that nobody can choose clients that
+    /// collide. Only slots, because the keys are in the flows.
+    index: HashTable<u32>,
+    hasher: RandomState,
     deadlines: Deadlines,
     rules: Vec<Rule>,
 }
@@ -89,7 +93,8 @@ impl<S> Default for FlowTable<S> {
     fn default() -> FlowTable<S> {
         FlowTable {
             flows: Slab::new(),
-            index: HashMap::new(),
+            index: HashTable::new(),
+            hasher: RandomState::new(),
             deadlines: Deadlines::default(),
             rules: Vec::new(),
         }
@@ -123,7 +128,8 @@ impl<S> FlowTable<S> {
 
     /// The flow of this key.
     pub fn find(&self, key: &Key) -> Option<u32> {
-        self.index.get(key).copied()
+        let hash = self.hasher.hash_one(key);
+        self.index.find(hash, |slot| self.flows[*slot as usize].key == *key).copied()
     }
 
     /// The flow in this slot, if it is still there.
@@ -157,9 +163,11 @@ impl<S> FlowTable<S> {
 
     /// Adds a flow, unanswered; its key must not be in the table. Returns its slot.
     pub fn insert(&mut self, key: Key, rule: u32, socket: S, now: Millis) -> u32 {
+        debug_assert!(self.find(&key).is_none());
         let slot = self.flows.insert(Flow { key, socket, rule, answered: false }) as u32;
-        let before = self.index.insert(key, slot);
-        debug_assert!(before.is_none());
+        let hash = self.hasher.hash_one(key);
+        let (flows, hasher) = (&self.flows, &self.hasher);
+        self.index.insert_unique(hash, slot, |slot| hasher.hash_one(flows[*slot as usize].key));
         let rule = &mut self.rules[rule as usize];
         rule.open += 1;
         self.deadlines.set(slot, rule.unanswered, now);
@@ -184,7 +192,10 @@ impl<S> FlowTable<S> {
     /// Takes out the flow in `slot`.
     pub fn remove(&mut self, slot: u32) -> Option<Flow<S>> {
         let flow = self.flows.try_remove(slot as usize)?;
-        self.index.remove(&flow.key);
+        let hash = self.hasher.hash_one(flow.key);
+        if let Ok(entry) = self.index.find_entry(hash, |at| *at == slot) {
+            entry.remove();
+        }
         self.deadlines.clear(slot);
         self.rules[flow.rule as usize].open -= 1;
         Some(flow)
@@ -208,7 +219,8 @@ impl<S> FlowTable<S> {
             self.deadlines.shrink(self.flows.capacity());
         }
         if self.index.capacity() > 4 * self.index.len() {
-            self.index.shrink_to_fit();
+            let (flows, hasher) = (&self.flows, &self.hasher);
+            self.index.shrink_to_fit(|slot| hasher.hash_one(flows[*slot as usize].key));
         }
     }
 }
