@@ -429,8 +429,9 @@ fn is_exhaustion(error: &io::Error) -> bool {
 /// The log target of status lines: they were asked for, so they are written at every verbosity.
 pub const STATUS: &str = "status";
 
-/// Events that one turn takes in.
-const EVENTS: usize = 256;
+/// Events that one turn takes in: enough that the wait costs little beside them, and few enough that
+/// their buffer needs no page of its own.
+const EVENTS: usize = 64;
 
 /// How long a connection may do without the options of one that lasts. Keepalive counts in seconds
 /// and rules in milliseconds, so the odd nanosecond matters to nobody and keeps the list apart.
