@@ -42,8 +42,7 @@ fn run(settings: &Settings) -> io::Result<()> {
     let mut lines: String =
         server.listening().map(|listener| format!("listening on {listener}\n")).collect();
     lines.push_str("ready\n");
-    io::stderr().write_all(lines.as_bytes())?;
-    drop(lines);
+    sys::announce(lines);
     server.run()
 }
 

@@ -1,6 +1,7 @@
-//! Names and their addresses: a cache whose lookups run on a helper thread, never in the loop.
+//! Names and their addresses: a cache whose lookups run on helper threads, never in the loop.
 //!
-//! The thread exists only while there is something to look up. An answer is used while it is fresh,
+//! A thread exists only while there is something to look up; there are few of them, and more than
+//! one, so that a domain whose servers are dead does not hold up the others. An answer is used while it is fresh,
 //! is used on while a newer one is being fetched, and is kept when that fails; a name that cannot be
 //! resolved is asked for again after a growing pause, and only while somebody wants it.
 
@@ -47,7 +48,7 @@ pub struct News {
     pub error: Option<io::Error>,
 }
 
-/// What loop and thread share.
+/// What loop and threads share.
 struct Desk {
     state: Mutex<State>,
     waker: Waker,
@@ -57,7 +58,7 @@ struct Desk {
 struct State {
     questions: VecDeque<(u32, Box<str>)>,
     answers: Vec<(u32, io::Result<Vec<SocketAddr>>)>,
-    has_thread: bool,
+    threads: u8,
 }
 
 impl Names {
@@ -179,13 +180,15 @@ impl Names {
         entry.asking = true;
         let mut state = self.desk.lock();
         state.questions.push_back((id.0, entry.name.clone()));
-        if state.has_thread {
+        if state.threads >= MOST_THREADS {
             return;
         }
         let desk = Arc::clone(&self.desk);
         let thread = thread::Builder::new().name("names".into()).stack_size(STACK);
         match thread.spawn(move || desk.answer_all()) {
-            Ok(_) => state.has_thread = true,
+            Ok(_) => state.threads += 1,
+            // Those that run will come to it.
+            Err(_) if state.threads > 0 => {}
             Err(error) => {
                 // Handled like a lookup that failed: it backs off and is tried again.
                 state.questions.pop_back();
@@ -197,12 +200,12 @@ impl Names {
 }
 
 impl Desk {
-    /// The thread: answers questions until there are none.
+    /// A thread: answers questions until there are none.
     fn answer_all(&self) {
         loop {
             let mut state = self.lock();
             let Some((at, name)) = state.questions.pop_front() else {
-                state.has_thread = false;
+                state.threads -= 1;
                 return;
             };
             drop(state);
@@ -251,6 +254,9 @@ fn in_turn(addrs: &[SocketAddr]) -> Vec<SocketAddr> {
 /// Addresses of a name that are of use: nobody waits for a seventeenth attempt, and as many attempts
 /// can be told apart.
 const MOST_ADDRESSES: usize = crate::token::ATTEMPTS as usize;
+
+/// Lookups at a time.
+const MOST_THREADS: u8 = 4;
 
 /// After a lookup that failed; doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -338,7 +344,7 @@ mod tests {
         }
         assert!(news[0].error.is_none() && news[0].id == local && local != id);
         assert!(names.addrs(local, Duration::from_secs(1), Millis(2)).0[0].ip().is_loopback());
-        while names.desk.lock().has_thread {
+        while names.desk.lock().threads > 0 {
             thread::yield_now();
         }
     }

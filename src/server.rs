@@ -171,8 +171,7 @@ impl Server {
             settling,
             leaving,
             waiting: Vec::new(),
-            // The other half of the descriptors stays for TCP, whatever UDP clients do.
-            most_flows: (descriptors / 2).min(usize::MAX as u64) as usize,
+            most_flows: 0,
             out_of_descriptors: Brake::default(),
             name_trouble: Brake::default(),
             housekeeping: None,
@@ -181,6 +180,9 @@ impl Server {
         for index in 0..server.listeners.len() as u32 {
             server.register_listener(index)?;
         }
+        // Half of what is left stays for TCP, whatever UDP clients do.
+        let left = descriptors.saturating_sub(server.listeners.len() as u64 + RESERVED);
+        server.most_flows = usize::try_from(left / 2).unwrap_or(usize::MAX).max(1);
         Ok(server)
     }
 
@@ -432,6 +434,10 @@ pub const STATUS: &str = "status";
 /// Events that one turn takes in: enough that the wait costs little beside them, and few enough that
 /// their buffer needs no page of its own.
 const EVENTS: usize = 64;
+
+/// Descriptors that are not sockets of clients or targets: standard ones, poll, signals, waker, those
+/// of a lookup.
+const RESERVED: u64 = 12;
 
 /// How long a connection may do without the options of one that lasts. Keepalive counts in seconds
 /// and rules in milliseconds, so the odd nanosecond matters to nobody and keeps the list apart.

@@ -33,8 +33,12 @@ impl Server {
                     Ok(()) => return,
                     Err(error) if is_exhaustion(&error) => {
                         self.tell_exhaustion(&error);
-                        self.end_pair(key, End::Unreachable);
-                        return;
+                        let Some(dial) = self.pairs[key as usize].dial() else { return };
+                        if !dial.is_running() {
+                            self.end_pair(key, End::Unreachable);
+                            return;
+                        }
+                        Step::Wait
                     }
                     Err(error) => {
                         let Some(dial) = self.pairs[key as usize].dial() else { return };

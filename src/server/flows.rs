@@ -64,52 +64,58 @@ impl Server {
             return None;
         }
         let route = self.listeners[key.listener as usize].route as usize;
-        let Some(aim) = self.aim(key) else {
+        let aims = self.aims(key);
+        if aims.is_empty() {
             self.tell_flow_trouble(route, format_args!("no address is known for the target yet"));
             return None;
-        };
+        }
         if !self.make_room(route) {
             return None;
         }
         let slot = self.shared.flows.next_slot();
-        match self.open_socket(slot, route, &aim) {
-            Ok(socket) => {
-                let route = &mut self.routes[route];
-                route.counters.flows += 1;
-                Some(self.shared.flows.insert(key, route.flow_rule, socket, self.now))
-            }
-            Err(error) => {
-                if is_exhaustion(&error) {
-                    self.pool.spare_descriptors();
-                }
-                let addr = aim.addr;
-                self.tell_flow_trouble(route, format_args!("open a socket to {addr}: {error}"));
-                None
-            }
-        }
+        let socket = self.open_first(slot, route, &aims)?;
+        let route = &mut self.routes[route];
+        route.counters.flows += 1;
+        Some(self.shared.flows.insert(key, route.flow_rule, socket, self.now))
     }
 
-    /// Makes sure that the rule may have one more flow; false when it has none to give up for it.
+    /// Makes sure that the rule may have one more flow; false when there is none to give up for it.
     fn make_room(&mut self, route: usize) -> bool {
-        let rule = self.routes[route].flow_rule;
-        let is_full = self.shared.flows.is_full(rule);
-        if !is_full && self.shared.flows.len() < self.most_flows {
+        let flows = &self.shared.flows;
+        let own = self.routes[route].flow_rule;
+        let (rule, limit) = if flows.is_full(own) {
+            (Some(own), "all sessions of the rule are taken")
+        } else if flows.len() >= self.most_flows {
+            (flows.largest_rule(), "half of all descriptors are flows")
+        } else {
             return true;
-        }
+        };
         // What is in the arena may belong to the flow that has to go.
         self.send_to_targets();
-        let evicted = self.shared.flows.evict(rule).is_some();
-        if evicted {
-            self.routes[route].counters.evicted += 1;
+        let evicted = rule.and_then(|rule| self.shared.flows.evict(rule));
+        if let Some(flow) = &evicted {
+            let route = self.listeners[flow.key.listener as usize].route;
+            self.routes[route as usize].counters.evicted += 1;
         }
-        let limit = if is_full {
-            "its sessions are all taken"
-        } else {
-            "half of all descriptors are flows"
-        };
-        let outcome = if evicted { "its oldest flow makes room" } else { "no flow is opened" };
-        self.tell_flow_trouble(route, format_args!("{limit}, {outcome}"));
-        evicted
+        self.tell_flow_trouble(route, format_args!("{limit}, the oldest flow makes room"));
+        evicted.is_some()
+    }
+
+    /// A socket towards the first address that one can be opened for.
+    fn open_first(&mut self, slot: u32, route: usize, aims: &[Aim]) -> Option<FlowSocket> {
+        for aim in aims {
+            let error = match self.open_socket(slot, route, aim) {
+                Ok(socket) => return Some(socket),
+                Err(error) => error,
+            };
+            let addr = aim.addr;
+            self.tell_flow_trouble(route, format_args!("open a socket to {addr}: {error}"));
+            if is_exhaustion(&error) {
+                self.pool.spare_descriptors();
+                break;
+            }
+        }
+        None
     }
 
     fn open_socket(&mut self, slot: u32, route: usize, aim: &Aim) -> io::Result<FlowSocket> {
@@ -130,24 +136,31 @@ impl Server {
         })
     }
 
-    /// The first address of the first target that has one.
-    fn aim(&mut self, key: Key) -> Option<Aim> {
+    /// Every address of every target, in order.
+    fn aims(&mut self, key: Key) -> Vec<Aim> {
         let listener = &self.listeners[key.listener as usize];
         let route = &self.routes[listener.route as usize];
-        (0..=u8::MAX).zip(&route.targets).find_map(|(number, target)| {
-            let (mut addr, version) = match &target.place {
-                Place::At(addr) => (*addr, 0),
+        let mut aims = Vec::new();
+        for (number, target) in (0..=u8::MAX).zip(&route.targets) {
+            let port = target.port(listener.offset, listener.port);
+            let mut add = |mut addr: SocketAddr, version| {
+                addr.set_port(port);
+                aims.push(Aim { addr, target: number, version });
+            };
+            match &target.place {
+                Place::At(addr) => add(*addr, 0),
                 Place::OnInterface(ip, name) => {
-                    (socket::scoped(*ip, socket::interface_index(name)?), 0)
+                    if let Some(index) = socket::interface_index(name) {
+                        add(socket::scoped(*ip, index), 0);
+                    }
                 }
                 Place::Named(name) => {
                     let (addrs, version) = self.shared.names.addrs(*name, route.refresh, self.now);
-                    (*addrs.first()?, version)
+                    addrs.iter().for_each(|addr| add(*addr, version));
                 }
-            };
-            addr.set_port(target.port(listener.offset, listener.port));
-            Some(Aim { addr, target: number, version })
-        })
+            }
+        }
+        aims
     }
 
     /// The addresses of the flow's target have changed: it moves, unless the one that it has is
@@ -162,18 +175,11 @@ impl Server {
             flow.socket.version = version;
             return;
         }
-        let Some(aim) = self.aim(key) else { return };
-        match self.open_socket(slot, route, &aim) {
-            Ok(socket) => {
-                // What is in the arena belongs to the flow, so it may leave through either socket.
-                if let Some(flow) = self.shared.flows.slot(slot) {
-                    flow.socket = socket;
-                }
-            }
-            Err(error) => {
-                let addr = aim.addr;
-                self.tell_flow_trouble(route, format_args!("open a socket to {addr}: {error}"));
-            }
+        let aims = self.aims(key);
+        let Some(socket) = self.open_first(slot, route, &aims) else { return };
+        // What is in the arena belongs to the flow, so it may leave through either socket.
+        if let Some(flow) = self.shared.flows.slot(slot) {
+            flow.socket = socket;
         }
     }
 

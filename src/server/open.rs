@@ -155,7 +155,7 @@ fn no_ipv6(error: &io::Error) -> bool {
 fn advice(error: &io::Error, ip: IpAddr) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EADDRINUSE) => {
-            "; another program has it: stop that one (ss -lntup shows it) or choose another port"
+            "; another program or rule has it (ss -lntup shows which): choose another port"
         }
         Some(libc::EACCES) => {
             "; ports below 1024 need root or CAP_NET_BIND_SERVICE: choose a higher one or grant it"

@@ -124,8 +124,11 @@ impl Server {
         if pair.is_open() {
             pair.target_event(attempt, event);
             self.advance(key);
-        } else if event.is_error() || event.is_write_closed() {
-            let Some(dial) = pair.dial() else { return };
+            return;
+        }
+        let Some(dial) = pair.dial() else { return };
+        let failed = event.is_error() || event.is_write_closed();
+        if failed || (event.is_writable() && !dial.has_reached_target(attempt)) {
             if dial.attempt_failed(attempt) {
                 let step = dial.next_step();
                 self.dial(key, step);

@@ -12,5 +12,5 @@ mod signals;
 pub mod socket;
 
 pub use pipe::{Pipe, splice_in, splice_out};
-pub use process::{MAPPED_ALLOCATION, StandardError, raise_descriptor_limit};
+pub use process::{MAPPED_ALLOCATION, StandardError, announce, raise_descriptor_limit};
 pub use signals::{Signal, Signals};

@@ -1,7 +1,8 @@
 //! The process itself: its descriptor limit and its standard error.
 
-use std::io::{self, Write};
+use std::io::{self, Stderr, Write};
 use std::os::fd::AsFd;
+use std::thread;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -19,6 +20,20 @@ pub fn raise_descriptor_limit() -> io::Result<u64> {
     Ok(hard.max(soft))
 }
 
+/// Writes the lines that say what was opened to standard error, without waiting for whoever reads
+/// them: more than fits into a pipe at once is left to a thread, which ends with the last line.
+pub fn announce(lines: String) {
+    if lines.len() <= PIPE_BUF && is_writable(&io::stderr()) {
+        // Nobody may be listening any more; that is no reason not to relay.
+        let _ = io::stderr().write_all(lines.as_bytes());
+        return;
+    }
+    let write = move || {
+        let _ = io::stderr().write_all(lines.as_bytes());
+    };
+    let _ = thread::Builder::new().name("announce".into()).spawn(write);
+}
+
 /// Standard error for log lines: a line that nobody has room for is dropped and counted, because a
 /// log reader that has stopped reading must not stop the relaying.
 #[derive(Default)]
@@ -32,11 +47,7 @@ impl Write for StandardError {
         let stderr = io::stderr();
         // A pipe says that it is writable only when it has room for PIPE_BUF bytes (4,096), so a
         // line up to that length never blocks and never arrives in pieces.
-        let cut = &line[..line.len().min(PIPE_BUF)];
-        let mut fds = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
-        let writable = poll(&mut fds, PollTimeout::ZERO) == Ok(1)
-            && fds[0].revents().is_some_and(|events| events.contains(PollFlags::POLLOUT));
-        if !writable {
+        if !is_writable(&stderr) {
             self.dropped += 1;
             return Ok(line.len());
         }
@@ -47,7 +58,12 @@ impl Write for StandardError {
             (&stderr).write_all(note.as_bytes())?;
             return self.write(line);
         }
-        (&stderr).write_all(cut)?;
+        match line.split_at_checked(PIPE_BUF - 1) {
+            Some((start, rest)) if rest.len() > 1 => {
+                (&stderr).write_all(&[start, b"\n"].concat())?;
+            }
+            _ => (&stderr).write_all(line)?,
+        }
         Ok(line.len())
     }
 
@@ -56,4 +72,11 @@ impl Write for StandardError {
     }
 }
 
+fn is_writable(stderr: &Stderr) -> bool {
+    let mut fds = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
+    poll(&mut fds, PollTimeout::ZERO) == Ok(1)
+        && fds[0].revents().is_some_and(|events| events.contains(PollFlags::POLLOUT))
+}
+
+/// Bytes that a pipe takes as a whole or not at all.
 const PIPE_BUF: usize = 4096;

@@ -103,6 +103,9 @@ pub fn udp_connected(addr: SocketAddr, options: UdpOptions) -> io::Result<mio::n
     let socket = outgoing(addr, Type::DGRAM, Protocol::UDP)?;
     set_udp_options(&socket, addr.is_ipv6(), false, options)?;
     socket.connect(&addr.into())?;
+    if is_connected_to_itself(&socket, addr) {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
     Ok(mio::net::UdpSocket::from_std(socket.into()))
 }
 
@@ -110,6 +113,16 @@ pub fn udp_connected(addr: SocketAddr, options: UdpOptions) -> io::Result<mio::n
 pub fn can_send_runs() -> bool {
     Socket::new(Domain::IPV4, Type::DGRAM, None)
         .is_ok_and(|socket| setsockopt(&socket, sockopt::UdpGsoSegment, &0).is_ok())
+}
+
+/// Whether a socket that was connected to `addr` is its own peer. That happens on one machine when
+/// nobody listens on a port that the kernel then picks for the socket: it would echo everything.
+pub fn is_connected_to_itself(socket: impl AsFd, addr: SocketAddr) -> bool {
+    // The kernel never picks one of the privileged ports.
+    addr.port() >= 1024
+        && SockRef::from(&socket)
+            .local_addr()
+            .is_ok_and(|local| local.as_socket().is_some_and(|local| same(local, addr)))
 }
 
 /// Makes the coming close of a TCP socket a reset instead of an end.
@@ -132,6 +145,10 @@ pub fn scoped(ip: Ipv6Addr, interface: u32) -> SocketAddr {
 /// The index of an interface that is named or numbered; `None` when there is none.
 pub fn interface_index(scope: &str) -> Option<u32> {
     nix::net::if_::if_nametoindex(scope).ok().or_else(|| scope.parse().ok())
+}
+
+fn same(one: SocketAddr, other: SocketAddr) -> bool {
+    (one.ip(), one.port()) == (other.ip(), other.port())
 }
 
 fn bindable(

@@ -116,6 +116,14 @@ impl Dial {
         self.last_failure = Some(Failure { addr: Some(addr), error });
     }
 
+    /// The attempt with this number has connected; false when it is not a connection to the target
+    /// after all, or there is no such attempt.
+    pub fn has_reached_target(&self, number: u8) -> bool {
+        let attempt = self.running.iter().find(|attempt| attempt.number == number);
+        attempt
+            .is_some_and(|attempt| !socket::is_connected_to_itself(&attempt.stream, attempt.addr))
+    }
+
     /// Ends the attempt with this number and notes its socket's error; false when there is none.
     pub fn attempt_failed(&mut self, number: u8) -> bool {
         let Some((addr, stream)) = self.take(number) else { return false };

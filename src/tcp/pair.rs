@@ -212,10 +212,17 @@ impl Pair {
         let Phase::Open(client, target) = &mut self.phase else {
             return Advance::Waits { moved: false };
         };
-        let up = self.up.advance(client, target, pool, self.down.is_ended());
-        // A target that refuses the rest of an upload may have answered before: that still counts.
+        let mut up = self.up.advance(client, target, pool, self.down.is_ended());
+        // A write that fails may be the first to hear of a reset, whose event is still to come. What
+        // the peer had sent before it (a target its answer to an upload that it refuses) still
+        // counts; the end of it, behind a reset, does not.
+        target.readable |= up.is_err();
         let last = self.up.is_ended() || up.is_err();
         let down = self.down.advance(target, client, pool, last);
+        if down.is_err() && up.is_ok() {
+            client.readable = true;
+            up = self.up.advance(client, target, pool, true);
+        }
         let (Ok(up), Ok(down)) = (up, down) else {
             return self.end(End::Reset, pool);
         };

@@ -161,6 +161,12 @@ impl<S> FlowTable<S> {
         self.remove(oldest)
     }
 
+    /// The rule that has most flows; `None` when no rule has any.
+    pub fn largest_rule(&self) -> Option<u32> {
+        let (rule, largest) = (0..).zip(&self.rules).max_by_key(|(_, rule)| rule.open)?;
+        (largest.open > 0).then_some(rule)
+    }
+
     /// Adds a flow, unanswered; its key must not be in the table. Returns its slot.
     pub fn insert(&mut self, key: Key, rule: u32, socket: S, now: Millis) -> u32 {
         debug_assert!(self.find(&key).is_none());
@@ -323,6 +329,18 @@ mod tests {
         assert!(table.is_full(0));
         let evicted: Vec<_> = std::iter::from_fn(|| table.evict(0)).map(|flow| flow.key).collect();
         assert_eq!(evicted, [key(2), key(3), key(1)]);
+    }
+
+    #[test]
+    fn the_rule_with_most_flows_is_found() {
+        let mut table = table(60, 10);
+        table.add_rule(Duration::from_secs(60), 10);
+        assert_eq!(table.largest_rule(), None);
+        table.insert(key(1), 1, (), Millis(0));
+        assert_eq!(table.largest_rule(), Some(1));
+        table.insert(key(2), 0, (), Millis(0));
+        table.insert(key(3), 0, (), Millis(0));
+        assert_eq!(table.largest_rule(), Some(0));
     }
 
     #[test]

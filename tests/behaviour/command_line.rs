@@ -1,11 +1,14 @@
 //! What the command line takes, what it refuses, and how that is said.
 
-use std::net::{SocketAddr, TcpListener};
-use std::process::Output;
+use std::fs::File;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use crate::harness::{
-    Echo, Forwarder, WAIT, accept, bind, both_ways, connect, listen, local, own_loopback, run,
+    Echo, Forwarder, Pattern, Resolver, UdpEcho, WAIT, accept, binary, bind, both_ways, client_of,
+    connect, eventually, expect_datagram, in_own_network, listen, local, own_loopback, receive,
+    run, send,
 };
 
 #[test]
@@ -89,6 +92,29 @@ fn wrong_arguments_are_refused_before_anything_starts() {
 }
 
 #[test]
+fn wrong_arguments_are_told_by_the_exit_code_when_nobody_can_read_why() {
+    let (reader, no_reader) = std::io::pipe().unwrap();
+    drop(reader);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    // The last one has no standard error at all.
+    for (redirection, stderr) in
+        [("", Stdio::from(no_reader)), ("", Stdio::from(full)), ("2>&-", Stdio::null())]
+    {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("exec \"$@\" {redirection}")).arg("sh").arg(binary());
+        command.args(["--no-such-option", "-l", "127.0.0.1:70000", "-t"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        let mut child = command.spawn().expect("sh runs");
+        let mut status = None;
+        eventually("it ends", WAIT, || {
+            status = child.try_wait().expect("the child can be waited for");
+            status.is_some()
+        });
+        assert_eq!(status.and_then(|status| status.code()), Some(2));
+    }
+}
+
+#[test]
 fn a_mistyped_option_is_answered_with_the_one_that_was_meant() {
     let output = run(["-l", "127.0.0.1:0", "-t", "127.0.0.1:80", "-o", "half-clsoe=5s"], WAIT);
     assert_eq!(output.status.code(), Some(2));
@@ -127,6 +153,34 @@ fn an_address_that_is_not_ours_is_named_with_the_cause() {
     for word in ["192.0.2.1", "tcp", "this machine does not have the address"] {
         assert!(message.contains(word), "{word} is not in: {message}");
     }
+}
+
+#[test]
+fn a_name_with_addresses_of_both_families_listens_on_those_that_there_are() {
+    in_own_network(|| {
+        std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").expect("IPv6 switched off");
+        let Some(resolver) = Resolver::start(1) else { return };
+        resolver.set("here.test", &[Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()]);
+        let (echo, udp_echo) = (Echo::start(), UdpEcho::start());
+        for (protocols, lines) in [("", 2), ("/tcp", 1), ("/udp", 1)] {
+            let target = if protocols == "/udp" { udp_echo.address() } else { echo.address() };
+            let listen = format!("here.test:0{protocols}");
+            let forwarder = resolver.forwarder(&Forwarder::rule(&listen, target, ""));
+            let log = forwarder.log().lines();
+            let listening = log.iter().filter(|line| line.starts_with("listening on "));
+            assert_eq!(listening.count(), lines, "{log:?}");
+            assert_eq!(forwarder.ports().len(), 1, "{log:?}");
+            if protocols == "/udp" {
+                let client = client_of(&forwarder);
+                client.send(b"datagram").unwrap();
+                expect_datagram(&client, b"datagram");
+            } else {
+                let client = connect(forwarder.address());
+                send(&client, Pattern(1), 0..1000);
+                receive(&client, Pattern(1), 0..1000);
+            }
+        }
+    });
 }
 
 #[test]

@@ -109,6 +109,48 @@ fn out_of_descriptors_udp_flows_go_on_and_new_ones_start_again_later() {
 }
 
 #[test]
+fn a_flood_of_unanswered_flows_beyond_the_descriptors_keeps_nobody_from_its_answers() {
+    let target = bind(local(0));
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 256; exec \"$@\"", "sh"]).arg(binary());
+    command.args(Forwarder::rule("127.0.0.1:0/udp", target.local_addr().unwrap(), ""));
+    let forwarder = Forwarder::run(command);
+    let ask = |client: &UdpSocket, question: &[u8]| {
+        client.send(question).unwrap();
+        // What strangers have sent, as far as it was passed on, is not answered.
+        let mut buffer = [0; 100];
+        let flow = loop {
+            let (n, flow) = target.recv_from(&mut buffer).expect("the question arrives");
+            if &buffer[..n] == question {
+                break flow;
+            }
+            assert_eq!(&buffer[..n], b"scan");
+        };
+        target.send_to(question, flow).unwrap();
+        expect_datagram(client, question);
+        flow
+    };
+    let (silent, busy) = (client_of(&forwarder), client_of(&forwarder));
+    let silent_flow = ask(&silent, b"before");
+    let busy_flow = ask(&busy, b"before");
+    let strangers: Vec<_> = (0..300).map(|_| client_of(&forwarder)).collect();
+    for (n, stranger) in (0_u32..).zip(&strangers) {
+        stranger.send(b"scan").unwrap();
+        if n % 10 == 0 {
+            assert_eq!(ask(&busy, &n.to_be_bytes()), busy_flow);
+        }
+    }
+    for n in 0..5 {
+        let newcomer = client_of(&forwarder);
+        let flow = ask(&newcomer, &[n, 0]);
+        assert_eq!(ask(&newcomer, &[n, 1]), flow);
+    }
+    target.send_to(b"late", silent_flow).unwrap();
+    expect_datagram(&silent, b"late");
+    assert_eq!(ask(&silent, b"after"), silent_flow);
+}
+
+#[test]
 fn the_descriptor_limit_is_raised_at_start() {
     let target = listen();
     let mut command = Command::new("sh");

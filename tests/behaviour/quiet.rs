@@ -4,8 +4,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    Echo, Forwarder, Pattern, Refusing, UdpEcho, WAIT, client_of, connect, end, eventually,
-    expect_datagram, expect_end, expect_refusal, local, receive, reset, send,
+    Echo, Forwarder, Pattern, Refusing, UdpEcho, WAIT, accept, both_ways, client_of, connect, end,
+    eventually, expect_datagram, expect_end, expect_refusal, listen, local, pair, receive, reset,
+    send,
 };
 
 #[test]
@@ -20,6 +21,27 @@ fn with_nothing_to_do_it_never_wakes() {
     expect_sleep(&forwarder);
     send(&client, UP, 10..20);
     receive(&client, UP, 10..20);
+}
+
+#[test]
+fn clients_that_wait_for_room_never_wake_it() {
+    let target = listen();
+    let mut arguments = vec!["--max-connections".to_owned(), "2".to_owned()];
+    arguments.extend(Forwarder::rule("127.0.0.1:0/tcp", target.local_addr().unwrap(), ""));
+    let forwarder = Forwarder::start(arguments);
+    let (first, second) = (pair(&forwarder, &target), pair(&forwarder, &target));
+    let waiting: Vec<_> = (0..5).map(|_| connect(forwarder.address())).collect();
+    for (n, client) in (0..).zip(&waiting) {
+        send(client, Pattern(n), 0..1000);
+    }
+    expect_sleep(&forwarder);
+    drop(first);
+    for (n, client) in (0..).zip(waiting) {
+        let server = accept(&target);
+        receive(&server, Pattern(n), 0..1000);
+        both_ways(&client, &server, 1000);
+    }
+    both_ways(&second.0, &second.1, 1000);
 }
 
 #[test]

@@ -232,6 +232,26 @@ fn an_urgent_byte_arrives_in_its_place_and_stalls_nothing() {
 }
 
 #[test]
+fn an_urgent_byte_in_a_bulk_transfer_that_ends_soon_after_it_loses_nothing() {
+    let (forwarder, target) = start("");
+    for round in 0..50 {
+        let (client, server) = pair(&forwarder, &target);
+        let (from, to) = if round % 2 == 0 { (&client, &server) } else { (&server, &client) };
+        // Behind the urgent byte is less or more than what a splice takes.
+        let (before, behind) = (2 * MIB + round * 7919, [0, 1, 1000, 500_000][round as usize % 4]);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                send(from, UP, 0..before);
+                SockRef::from(from).send_out_of_band(UP.bytes(before, 1)).unwrap();
+                send(from, UP, before + 1..before + 1 + behind);
+                end(from);
+            });
+            assert_eq!(receive_to_end(to, UP, 0), before + 1 + behind, "round {round}");
+        });
+    }
+}
+
+#[test]
 fn urgent_bytes_that_come_at_any_moment_arrive_in_their_place() {
     // However reads and arrivals fall together, the first bytes of a connection included.
     let (forwarder, target) = start("");

@@ -142,6 +142,31 @@ fn the_next_target_is_used_when_the_first_is_unreachable() {
 }
 
 #[test]
+fn a_client_that_ends_at_once_hears_a_target_that_speaks_first() {
+    let (hole, refusing) = (BlackHole::start(), Refusing::start());
+    let target = listen();
+    let good = target.local_addr().unwrap();
+    for targets in [
+        good.to_string(),
+        format!("{},{good}", hole.address()),
+        format!("{},{good}", refusing.address()),
+        format!("{},{},{good}", hole.address(), refusing.address()),
+    ] {
+        let arguments = ["-l", "127.0.0.1:0/tcp", "-t", &targets, "-o", "connect=1s"];
+        let forwarder = Forwarder::start(arguments);
+        for _ in 0..3 {
+            let client = connect(forwarder.address());
+            end(&client);
+            let server = accept(&target);
+            expect_end(&server);
+            send(&server, DOWN, 0..100_000);
+            drop(server);
+            assert_eq!(receive_to_end(&client, DOWN, 0), 100_000, "{targets}");
+        }
+    }
+}
+
+#[test]
 fn when_every_target_refuses_the_client_is_reset() {
     let refusing = [Refusing::start(), Refusing::start()];
     let forwarder = Forwarder::start([
@@ -313,6 +338,7 @@ fn rules_do_not_mix() {
 }
 
 const UP: Pattern = Pattern(1);
+const DOWN: Pattern = Pattern(2);
 
 /// A loopback address with a row of free ports, and targets on the same ports of another one.
 #[track_caller]

@@ -1,13 +1,13 @@
 //! How TCP connections end: each direction by itself, resets as resets, and nothing cut short.
 
-use std::io::{ErrorKind, Read};
-use std::net::TcpListener;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    Forwarder, Pattern, WAIT, both_ways, end, expect_broken, expect_end, expect_reset, listen,
-    pair, push_until_stopped, receive, receive_to_end, reset, send,
+    Forwarder, Pattern, WAIT, accept, both_ways, connect, end, expect_broken, expect_end,
+    expect_reset, listen, pair, push_until_stopped, receive, receive_to_end, reset, send,
 };
 
 #[test]
@@ -168,6 +168,19 @@ fn a_target_that_resets_in_mid_answer_is_not_a_clean_end() {
 }
 
 #[test]
+fn an_answer_that_comes_before_the_reset_of_an_upload_is_read_first() {
+    let (forwarder, target) = start("");
+    let before = forwarder.descriptors();
+    let answered = |address| {
+        (0..50).filter(|n| early_answer(address, &target, [2000, 100_000, 4 * MIB][n % 3])).count()
+    };
+    let direct = answered(target.local_addr().unwrap());
+    let forwarded = answered(forwarder.address());
+    assert!(forwarded >= direct, "{forwarded} answers of 50, and {direct} without a forwarder");
+    forwarder.wait_for_descriptors(before, WAIT);
+}
+
+#[test]
 fn a_client_that_resets_is_a_reset_to_the_target() {
     let (forwarder, target) = start("");
     let before = forwarder.descriptors();
@@ -323,6 +336,45 @@ fn a_connection_with_nobody_left_is_gone() {
 const UP: Pattern = Pattern(1);
 const DOWN: Pattern = Pattern(2);
 const MIB: u64 = 1 << 20;
+
+/// A client uploads `len` bytes to a target that reads a thousand of them, answers and leaves;
+/// whether the client has read the whole answer when its connection is over.
+#[track_caller]
+fn early_answer(address: SocketAddr, target: &TcpListener, len: u64) -> bool {
+    let client = connect(address);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // The reset may come while it still sends.
+            for offset in (0..len).step_by(50_000) {
+                let part = UP.bytes(offset, (len - offset).min(50_000) as usize);
+                if (&client).write_all(part).is_err() {
+                    return;
+                }
+            }
+        });
+        scope.spawn(|| {
+            let server = accept(target);
+            receive(&server, UP, 0..1000);
+            send(&server, DOWN, 0..100);
+        });
+        let (mut read, mut buffer) = (0, [0; 1000]);
+        loop {
+            match (&client).read(&mut buffer) {
+                // Instead of the reset when the sending side was told of it.
+                Ok(0) => break,
+                Ok(n) => {
+                    DOWN.check(read, &buffer[..n]);
+                    read += n as u64;
+                }
+                Err(e) => {
+                    assert_eq!(e.kind(), ErrorKind::ConnectionReset, "{e}");
+                    break;
+                }
+            }
+        }
+        read == 100
+    })
+}
 
 #[track_caller]
 fn start(options: &str) -> (Forwarder, TcpListener) {

@@ -1,15 +1,17 @@
 //! Datagrams: each arrives once, whole, in order, and from the address that it should come from.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use nix::sys::socket::{setsockopt, sockopt::UdpGsoSegment};
 use proptest::collection::vec;
 use proptest::test_runner::{Config, TestRunner};
 
 use crate::harness::{
-    Forwarder, Pattern, Random, UdpEcho, available, bind, both_ways, client_of, expect_datagram,
-    expect_silence, ipv6_available, listen_on, local, own_loopback, pair,
+    Forwarder, Pattern, Random, UdpEcho, WAIT, available, bind, both_ways, client_of, eventually,
+    expect_datagram, expect_silence, ipv6_available, listen_on, local, own_loopback, pair,
 };
 
 #[test]
@@ -223,6 +225,46 @@ fn any_run_of_segments_and_datagrams_keeps_its_edges() {
             Ok(())
         })
         .unwrap();
+}
+
+#[test]
+fn runs_of_clients_that_push_each_other_out_are_neither_mixed_nor_lost_uncounted() {
+    let (forwarder, target) = start("gso=off,sessions=1");
+    let (mut sent, mut arrived) = (0, 0);
+    for round in 0..40 {
+        let clients: Vec<_> = (0..6).map(|_| client_of(&forwarder)).collect();
+        let mut datagrams = HashSet::new();
+        // A stopped forwarder finds all of it in one batch.
+        forwarder.signal(Signal::SIGSTOP);
+        for (n, client) in (0..).zip(&clients) {
+            // By turns a run of segments and a single datagram.
+            let count = if n % 2 == round % 2 { 30 } else { 1 };
+            let bytes = Pattern(round * 6 + n).bytes(0, count * 100);
+            if !segments(client, if count > 1 { 100 } else { 0 }) {
+                forwarder.signal(Signal::SIGCONT);
+                return;
+            }
+            client.send(bytes).unwrap();
+            datagrams.extend(bytes.chunks(100));
+        }
+        forwarder.signal(Signal::SIGCONT);
+        sent += datagrams.len() as u64;
+        // Every one that comes is one that was sent, as it was sent, and comes once.
+        let mut buffer = [0; 4000];
+        let counted =
+            |names: &[&str]| names.iter().map(|name| forwarder.counter(name)).sum::<u64>();
+        eventually("every datagram is counted", WAIT, || {
+            let lost = ["datagrams-blocked", "datagrams-overflowed", "datagrams-dropped"];
+            counted(&["datagrams-up"]) + counted(&lost) == sent
+        });
+        target.set_nonblocking(true).unwrap();
+        while let Ok(n) = target.recv(&mut buffer) {
+            assert!(datagrams.remove(&buffer[..n]), "{n} bytes that are nobody's, or come twice");
+            arrived += 1;
+        }
+        assert_eq!(forwarder.counter("datagrams-up"), arrived);
+    }
+    assert!(arrived > sent / 2, "{arrived} of {sent} datagrams");
 }
 
 #[test]

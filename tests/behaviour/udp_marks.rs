@@ -3,14 +3,12 @@
 use std::io::IoSliceMut;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
-use std::process::Command;
 
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::sockopt::{IpRecvTos, Ipv4Tos, Ipv6RecvTClass, Ipv6TClass};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt};
 
 use crate::harness::{
-    Forwarder, Pattern, WAIT, available, bind, client_of, eventually, expect_datagram,
+    Forwarder, Pattern, WAIT, bind, client_of, eventually, expect_datagram, in_own_network, ip,
     ipv6_available, local,
 };
 
@@ -76,50 +74,42 @@ fn datagrams_of_one_burst_with_different_marks_keep_each_its_own() {
 
 #[test]
 fn runs_above_the_mtu_of_the_way_arrive_as_single_datagrams() {
-    let unshared = unshare(CloneFlags::CLONE_NEWNET).is_ok();
-    if !available(unshared, "a network namespace (root)") {
-        return;
-    }
-    // From here on this thread, and what it starts, is in a network of its own.
-    let ip = |arguments: &str| {
-        let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
-        assert!(status.success(), "ip {arguments}");
-    };
-    ip("link set lo mtu 1300");
-    ip("link set lo up");
-    let target = bind(local(0));
-    let forwarder = Forwarder::udp(target.local_addr().unwrap(), "");
-    let client = client_of(&forwarder);
-    client.send(b"opens the flow").unwrap();
-    let flow = expect_datagram(&target, b"opens the flow");
-    // Above the MTU, of one size, many at a time: what would be sent as a run.
-    for first in (0..2000_u64).step_by(20) {
-        for n in first..first + 20 {
-            client.send(Pattern(3).bytes(n, 1400)).unwrap();
+    in_own_network(|| {
+        ip("link set lo mtu 1300");
+        let target = bind(local(0));
+        let forwarder = Forwarder::udp(target.local_addr().unwrap(), "");
+        let client = client_of(&forwarder);
+        client.send(b"opens the flow").unwrap();
+        let flow = expect_datagram(&target, b"opens the flow");
+        // Above the MTU, of one size, many at a time: what would be sent as a run.
+        for first in (0..2000_u64).step_by(20) {
+            for n in first..first + 20 {
+                client.send(Pattern(3).bytes(n, 1400)).unwrap();
+            }
+            for n in first..first + 20 {
+                expect_datagram(&target, Pattern(3).bytes(n, 1400));
+            }
+            for n in first..first + 20 {
+                target.send_to(Pattern(4).bytes(n, 1400), flow).unwrap();
+            }
+            for n in first..first + 20 {
+                expect_datagram(&client, Pattern(4).bytes(n, 1400));
+            }
         }
-        for n in first..first + 20 {
-            expect_datagram(&target, Pattern(3).bytes(n, 1400));
+        // Below it they still may.
+        for n in 0..20 {
+            client.send(Pattern(5).bytes(n, 1000)).unwrap();
         }
-        for n in first..first + 20 {
-            target.send_to(Pattern(4).bytes(n, 1400), flow).unwrap();
+        for n in 0..20 {
+            expect_datagram(&target, Pattern(5).bytes(n, 1000));
         }
-        for n in first..first + 20 {
-            expect_datagram(&client, Pattern(4).bytes(n, 1400));
+        let switched =
+            || forwarder.log().lines().iter().filter(|line| line.contains("segmentation")).count();
+        if std::env::var("TINYFWD_OPTIONS").is_err() {
+            eventually("the limit is logged", WAIT, || switched() > 0);
         }
-    }
-    // Below it they still may.
-    for n in 0..20 {
-        client.send(Pattern(5).bytes(n, 1000)).unwrap();
-    }
-    for n in 0..20 {
-        expect_datagram(&target, Pattern(5).bytes(n, 1000));
-    }
-    let switched =
-        || forwarder.log().lines().iter().filter(|line| line.contains("segmentation")).count();
-    if std::env::var("TINYFWD_OPTIONS").is_err() {
-        eventually("the limit is logged", WAIT, || switched() > 0);
-    }
-    assert!(switched() <= 1, "one line, not {}", switched());
+        assert!(switched() <= 1, "one line, not {}", switched());
+    });
 }
 
 #[test]

@@ -153,6 +153,19 @@ impl Forwarder {
         }
     }
 
+    /// A counter in the status line of the first rule.
+    #[track_caller]
+    pub fn counter(&self, name: &str) -> u64 {
+        let from = self.log.len();
+        self.signal(Signal::SIGUSR1);
+        let line = self
+            .log
+            .wait_for("a status line", from, |line| line.contains("status ") && line.contains('='));
+        line.split_whitespace()
+            .find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+            .unwrap_or_else(|| panic!("no {name} in: {line}"))
+    }
+
     /// How many descriptors are open.
     #[track_caller]
     pub fn descriptors(&self) -> usize {

@@ -6,12 +6,14 @@
 
 mod forwarder;
 mod names;
+mod network;
 mod pattern;
 mod tcp;
 mod udp;
 
 pub use forwarder::{Forwarder, binary, run};
 pub use names::{Answers, Resolver};
+pub use network::{in_own_network, ip};
 pub use pattern::{Pattern, Random};
 pub use tcp::{
     BlackHole, Echo, Refusing, accept, both_ways, connect, end, expect_broken, expect_end,
@@ -62,10 +64,10 @@ pub fn own_loopback() -> IpAddr {
     // 127.64.0.0/10, away from the addresses that system services like to sit on. The process id
     // keeps two runs on one machine apart.
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
-    let within = (process::id().wrapping_mul(256).wrapping_add(n)) & 0x3f_ffff;
-    let [_, b, c, d] = within.to_be_bytes();
     // Neither .0 nor .255 at the end, which some tools take for a network or a broadcast address.
-    IpAddr::V4(Ipv4Addr::new(127, 64 + b, c, d.clamp(1, 254)))
+    let network = (process::id().wrapping_mul(2) + n / 254) % (64 * 256);
+    let (b, c, d) = (64 + network / 256, network % 256, 1 + n % 254);
+    IpAddr::V4(Ipv4Addr::from(u32::from_be_bytes([127, b as u8, c as u8, d as u8])))
 }
 
 /// The loopback address of IPv4 with a port.
