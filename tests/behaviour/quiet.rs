@@ -1,13 +1,43 @@
 //! A forwarder with nothing to do does nothing, says little, and waits for nobody.
 
+use std::fs;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use crate::harness::{
-    Echo, Forwarder, Pattern, Refusing, UdpEcho, WAIT, accept, both_ways, client_of, connect, end,
-    eventually, expect_datagram, expect_end, expect_refusal, listen, local, pair, receive, reset,
-    send,
+    Echo, Forwarder, Pattern, Refusing, UdpEcho, WAIT, accept, binary, both_ways, client_of,
+    connect, end, eventually, expect_datagram, expect_end, expect_refusal, listen, local, pair,
+    receive, reset, send,
 };
+
+#[test]
+fn a_start_that_nobody_reads_of_is_a_start_all_the_same() {
+    let rule = ["-l", "127.0.0.1:0/udp", "-t", "127.0.0.1:9"];
+    // Their lines together are more than a pipe holds.
+    let mut child = Command::new(binary())
+        .args((0..2000).flat_map(|_| rule))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    // It takes signals over when everything is open.
+    eventually("SIGTERM is blocked", WAIT, || {
+        let text = fs::read_to_string(&status).unwrap();
+        let mask = text.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << (Signal::SIGTERM as u64 - 1) != 0
+    });
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    let mut ended = None;
+    eventually("it stops when told to", WAIT, || {
+        ended = child.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert_eq!(ended.unwrap().code(), Some(0));
+}
 
 #[test]
 fn with_nothing_to_do_it_never_wakes() {

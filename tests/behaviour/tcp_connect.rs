@@ -1,6 +1,7 @@
 //! From a client's arrival to its connection: which target it gets, and what happens when there is
 //! none.
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,9 +10,23 @@ use nix::sys::signal::Signal;
 
 use crate::harness::{
     BlackHole, Echo, Forwarder, Pattern, Refusing, WAIT, accept, both_ways, connect, end,
-    eventually, expect_end, expect_refusal, ipv6_available, listen, listen_on, local, own_loopback,
-    pair, receive, receive_to_end, reset, send,
+    eventually, expect_end, expect_refusal, in_own_network, ipv6_available, listen, listen_on,
+    local, own_loopback, pair, receive, receive_to_end, reset, send,
 };
+
+#[test]
+fn a_target_that_nobody_listens_on_never_turns_out_to_be_the_forwarder_itself() {
+    in_own_network(|| {
+        // So few ports to choose from that the kernel now and then picks the target's own for the
+        // way to it, which on one machine makes a connection.
+        fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40099").unwrap();
+        let target = local(40050);
+        let forwarder = Forwarder::start(["-l", "127.0.0.1:1080/tcp", "-t", &target.to_string()]);
+        for _ in 0..500 {
+            expect_refusal(forwarder.address());
+        }
+    });
+}
 
 #[test]
 fn a_refused_target_is_a_reset_to_the_client() {
