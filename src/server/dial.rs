@@ -69,11 +69,11 @@ impl Server {
         let dial = self.pairs[key as usize].dial()?;
         match addrs {
             Ok(addrs) => {
-                dial.begin_target(target, &addrs);
+                dial.begin_target(target, addrs);
                 Some(dial.next_step())
             }
             Err(name) => {
-                dial.begin_target(target, &[]);
+                dial.begin_target(target, Vec::new());
                 self.wait_for_name(key, name);
                 None
             }
@@ -89,7 +89,7 @@ impl Server {
         if dial.waited_for == Some(target) || !self.shared.names.is_asking(name) {
             return false;
         }
-        dial.begin_target(target, &[]);
+        dial.begin_target(target, Vec::new());
         self.wait_for_name(key, name);
         true
     }

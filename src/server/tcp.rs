@@ -264,4 +264,4 @@ pub(super) fn interest() -> Interest {
 }
 
 /// Clients that one listener may have accepted in a turn.
-const ACCEPT_BURST: usize = 64;
+const ACCEPT_BURST: usize = 16;

@@ -63,9 +63,10 @@ impl Dial {
     }
 
     /// Goes on to the target with index `target`, which has these addresses in order of preference.
-    pub fn begin_target(&mut self, target: usize, addrs: &[SocketAddr]) {
+    pub fn begin_target(&mut self, target: usize, mut addrs: Vec<SocketAddr>) {
         self.target = target;
-        self.untried = addrs.iter().rev().copied().collect();
+        addrs.reverse();
+        self.untried = addrs;
     }
 
     /// What to do after an attempt has failed, or a target's addresses have come: try the next
@@ -108,6 +109,8 @@ impl Dial {
 
     /// Keeps the socket of an attempt that was started.
     pub fn started(&mut self, number: u8, addr: SocketAddr, stream: TcpStream) {
+        // Most dials have one, and a thousand clients may come at once.
+        self.running.reserve_exact(1);
         self.running.push(Attempt { number, addr, stream });
     }
 
@@ -189,7 +192,7 @@ mod tests {
     #[test]
     fn addresses_join_after_their_head_start_and_the_next_target_waits_for_all_of_them() {
         let mut dial = Dial::default();
-        dial.begin_target(0, &[addr(1), addr(2)]);
+        dial.begin_target(0, vec![addr(1), addr(2)]);
         assert_eq!(dial.next_step(), Step::Try(addr(1)));
         let first = start(&mut dial, addr(1));
         assert!(dial.has_untried());
@@ -207,7 +210,7 @@ mod tests {
     #[test]
     fn a_refusal_brings_the_next_address_at_once() {
         let mut dial = Dial::default();
-        dial.begin_target(0, &[addr(1), addr(2)]);
+        dial.begin_target(0, vec![addr(1), addr(2)]);
         assert_eq!(dial.next_step(), Step::Try(addr(1)));
         dial.failed(addr(1), ErrorKind::ConnectionRefused.into());
         assert_eq!(dial.next_step(), Step::Try(addr(2)));
@@ -216,7 +219,7 @@ mod tests {
     #[test]
     fn when_the_time_is_over_everything_that_runs_has_failed() {
         let mut dial = Dial::default();
-        dial.begin_target(3, &[addr(1)]);
+        dial.begin_target(3, vec![addr(1)]);
         dial.next_step();
         let number = start(&mut dial, addr(1));
         assert_eq!(dial.waited(), Step::NextTarget(4));
@@ -228,7 +231,7 @@ mod tests {
     #[test]
     fn an_event_of_an_attempt_that_is_gone_is_nobodys() {
         let mut dial = Dial::default();
-        dial.begin_target(0, &[addr(1)]);
+        dial.begin_target(0, vec![addr(1)]);
         dial.next_step();
         let number = start(&mut dial, addr(1));
         assert!(!dial.attempt_failed(number + 1));
@@ -239,7 +242,7 @@ mod tests {
     #[test]
     fn a_target_without_addresses_is_passed_over() {
         let mut dial = Dial::default();
-        dial.begin_target(0, &[]);
+        dial.begin_target(0, Vec::new());
         assert_eq!(dial.next_step(), Step::NextTarget(1));
         assert_eq!(dial.failure().addr, None);
     }

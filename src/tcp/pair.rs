@@ -151,10 +151,13 @@ impl Pair {
     }
 
     /// Whether the target's socket lacks options that it is now going to need: the client has
-    /// something to say for a second time.
+    /// something to say for a second time, and it is not the end.
     pub fn needs_to_settle(&self) -> bool {
         match &self.phase {
-            Phase::Open(client, _) => !self.settled && client.readable && self.up.bytes() > 0,
+            Phase::Open(client, _) => {
+                let speaks = client.readable && !client.read_closed;
+                !self.settled && speaks && self.up.bytes() > 0
+            }
             _ => false,
         }
     }
