@@ -122,10 +122,10 @@ static FLAGS: [Flag; 11] = [
         "TCP connections at once, of all rules",
         Role::MaxConnections,
     ),
-    flag("", "--drain", "TIME", "for connections to end when stopped [10s]", Role::Drain),
+    flag("", "--drain", "TIME", "how long connections go on after SIGTERM [10s]", Role::Drain),
     flag("-v", "", "", "log more; may repeat", Role::Louder),
     flag("-q", "", "", "log less; may repeat", Role::Quieter),
-    flag("-f", "", "", "nothing: tinyfwd stays in the foreground", Role::Foreground),
+    flag("-f", "", "", "accepted and ignored: it always stays in front", Role::Foreground),
     flag("", "--selftest", "", "try what works here, how fast, in what memory", Role::SelfTest),
     flag("-h", "--help", "", "print this", Role::Help),
     flag("-V", "--version", "", "print the version", Role::Version),
@@ -470,6 +470,7 @@ for each listener, then 'ready'. RUST_LOG=debug and the like set what is logged.
 Signals:
   SIGTERM, SIGINT    stop listening, let connections end; a second: exit at once
   SIGUSR1            log a status line for each rule
+  SIGHUP             look all names up anew
 Exit codes:
   0 stopped as asked, 1 failed to start or run, 2 wrong arguments
 ";

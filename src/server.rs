@@ -312,8 +312,14 @@ impl Server {
         }
         self.paused.clear();
         self.is_starved = false;
-        let open = self.open_pairs();
-        log::info!("stopping: {open} connections go on for at most {:?}", self.options.drain);
+        match (self.open_pairs(), self.options.drain) {
+            (0, _) => log::info!("stopping"),
+            (open, Duration::ZERO) => log::info!("stopping: {open} open connections are cut off"),
+            (open, drain) => log::info!(
+                "stopping: {open} open connections may go on for {drain:?}; \
+                 a second signal cuts them off"
+            ),
+        }
         self.state = State::Draining { until: self.now.after(self.options.drain) };
     }
 

@@ -78,7 +78,7 @@ impl Server {
         if let Some(held) = self.out_of_descriptors.pass(self.now) {
             log::warn!(
                 "out of descriptors, waiting for connections to end: {error}; \
-                 raise the limit on open files (ulimit -Hn){held}"
+                 raise the limit on open files (ulimit -n, or LimitNOFILE= of systemd){held}"
             );
         }
     }
