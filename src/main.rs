@@ -35,6 +35,9 @@ fn main() -> ExitCode {
     }
 }
 
+// Apart from `main`, so that what is on the stack while it reads arguments and starts the log does not
+// lie below the loop for good.
+#[inline(never)]
 fn run(settings: &Settings) -> io::Result<()> {
     let options =
         server::Options { max_connections: settings.max_connections, drain: settings.drain };
@@ -59,6 +62,7 @@ fn print(text: &str) -> ExitCode {
 }
 
 /// `RUST_LOG` has the last word, as users of env_logger expect.
+#[inline(never)]
 fn start_log(verbosity: i8) {
     let level = match verbosity {
         ..=-2 => LevelFilter::Error,
