@@ -1,9 +1,11 @@
 //! Names and their addresses: a cache whose lookups run on helper threads, never in the loop.
 //!
 //! A thread exists only while there is something to look up; there are few of them, and more than
-//! one, so that a domain whose servers are dead does not hold up the others. An answer is used while it is fresh,
-//! is used on while a newer one is being fetched, and is kept when that fails; a name that cannot be
-//! resolved is asked for again after a growing pause, and only while somebody wants it.
+//! one, so that a domain whose servers are dead does not hold up the others.
+//!
+//! An answer is used while it is fresh, is used on while a newer one is being fetched, and is kept
+//! when that fails; a name that cannot be resolved is asked for again after a growing pause, and only
+//! while somebody wants it.
 
 use std::collections::VecDeque;
 use std::io;

@@ -112,7 +112,7 @@ fn open_place(rule: &Rule, place: Place, mut port: u16) -> io::Result<Vec<Opened
         let socket =
             bind(place, port, "udp", |addr, dual| socket::udp_listener(addr, dual, options))?;
         port = socket.local_addr()?.port();
-        let largest_segment = largest_segment(limits);
+        let largest_segment = largest_segment(limits, &socket);
         let socket = Socket::Udp { socket, largest_segment, overflows: 0 };
         opened.push((socket, name(rule, place, port, "udp"), port));
     }

@@ -4,6 +4,8 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use mio::net::UdpSocket;
+
 use super::{Listener, Shared, Socket};
 use crate::deadline::List;
 use crate::resolve::NameId;
@@ -106,10 +108,10 @@ pub(super) fn udp_options(limits: &Limits) -> UdpOptions {
     UdpOptions { sockbuf: limits.sockbuf, gro: limits.gro }
 }
 
-/// The largest datagrams that a new UDP socket of a rule may send as a run; 0 when it may not.
-pub(super) fn largest_segment(limits: &Limits) -> u16 {
+/// The largest datagrams that this UDP socket of a rule may send as a run; 0 when it may not.
+pub(super) fn largest_segment(limits: &Limits, socket: &UdpSocket) -> u16 {
     // A kernel that does not know of runs would send one as a single large datagram.
-    if limits.gso && socket::can_send_runs() { u16::MAX } else { 0 }
+    if limits.gso && socket::can_send_runs(socket) { u16::MAX } else { 0 }
 }
 
 /// The listening address as the user wrote it, a free port as what it has become.

@@ -133,7 +133,7 @@ impl Server {
                 let step = dial.next_step();
                 self.dial(key, step);
             }
-        } else if event.is_writable() && pair.connected(attempt).is_some() {
+        } else if event.is_writable() && pair.connected(attempt) {
             pair.target_event(attempt, event);
             self.shared.deadlines.set(key, self.settling, self.now);
             if self.touch(key) {

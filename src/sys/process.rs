@@ -28,8 +28,12 @@ pub fn announce(lines: String) {
         let _ = io::stderr().write_all(lines.as_bytes());
         return;
     }
+    // Not through `Stderr`, whose lock the loop would have to wait for with its next log line.
     let write = move || {
-        let _ = io::stderr().write_all(lines.as_bytes());
+        let mut rest = lines.as_bytes();
+        while let Ok(count @ 1..) = nix::unistd::write(io::stderr(), rest) {
+            rest = &rest[count..];
+        }
     };
     let _ = thread::Builder::new().name("announce".into()).spawn(write);
 }

@@ -109,10 +109,10 @@ pub fn udp_connected(addr: SocketAddr, options: UdpOptions) -> io::Result<mio::n
     Ok(mio::net::UdpSocket::from_std(socket.into()))
 }
 
-/// Whether the kernel sends runs of datagrams (UDP_SEGMENT, since Linux 4.18).
-pub fn can_send_runs() -> bool {
-    Socket::new(Domain::IPV4, Type::DGRAM, None)
-        .is_ok_and(|socket| setsockopt(&socket, sockopt::UdpGsoSegment, &0).is_ok())
+/// Whether the kernel can send what leaves a UDP socket as runs of datagrams (UDP_SEGMENT, since
+/// Linux 4.18). Asking changes nothing: 0 is what the option is anyway.
+pub fn can_send_runs(socket: &impl AsFd) -> bool {
+    setsockopt(socket, sockopt::UdpGsoSegment, &0).is_ok()
 }
 
 /// Whether a socket that was connected to `addr` is its own peer. That happens on one machine when

@@ -136,15 +136,16 @@ impl Pair {
         (self.up.bytes(), self.down.bytes())
     }
 
-    /// The attempt with this number has reached the target: relaying begins. The other attempts and
-    /// the record of them are returned; `None` when there is no such attempt.
-    pub fn connected(&mut self, attempt: u8) -> Option<Box<Dial>> {
-        let (_, target) = self.dial()?.take(attempt)?;
+    /// The attempt with this number has reached the target: the others are given up and relaying
+    /// begins. False when there is no such attempt.
+    pub fn connected(&mut self, attempt: u8) -> bool {
+        let taken = self.dial().and_then(|dial| dial.take(attempt));
+        let Some((_, target)) = taken else { return false };
         match std::mem::replace(&mut self.phase, Phase::Over) {
-            Phase::Dialing(client, dial) => {
+            Phase::Dialing(client, _) => {
                 self.phase = Phase::Open(client, Side::new(target));
                 self.attempt = attempt;
-                Some(dial)
+                true
             }
             _ => unreachable!("only a pair that dials has attempts"),
         }
@@ -180,8 +181,7 @@ impl Pair {
         }
     }
 
-    /// Takes in what the poll says of the target's socket.
-    /// `attempt` is the one that the socket was opened for: late events of others are not its.
+    /// Takes in what the poll says of the target's socket. `attempt` is the one that the socket was opened for: late events of others are not its.
     pub fn target_event(&mut self, attempt: u8, event: &Event) {
         if let Phase::Open(_, target) = &mut self.phase
             && attempt == self.attempt

@@ -3,8 +3,8 @@
 //!
 //! "Would block" has two causes on the way in, an empty source and a full pipe, so while the pipe
 //! holds bytes it says nothing of the source. A pipe counts in places, a page or a whole fragment of
-//! a segment in each, so what it takes can be more or less than its size. The pipe goes back to the pool when it is empty and
-//! the source has run dry, and the half copies again.
+//! a segment in each, so what it takes can be more or less than its size. It goes back to the pool
+//! when it is empty and the source has run dry, and the half copies again.
 
 use std::io;
 

@@ -1,6 +1,6 @@
 //! Targets by name: lookups that fail, hang or change never hold up what does not need them.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -158,21 +158,14 @@ fn lookups_of_a_dead_resolver_back_off_and_recover() {
 #[test]
 fn new_connections_follow_a_changed_address() {
     let Some(resolver) = Resolver::start(1) else { return };
-    let (first, second) = (own_loopback(), own_loopback());
-    let old = listen_on(any_port(first));
+    let (old, new) = two_places();
     let port = old.local_addr().unwrap().port();
-    let new = listen_on(SocketAddr::from((second, port)));
-    resolver.set("target.test", &[first]);
+    resolver.set("target.test", &[place(&old)]);
     let forwarder = resolver.forwarder(&rule("tcp", port, "refresh=1s"));
     let client = connect(forwarder.address());
     let server = accept(&old);
-    resolver.set("target.test", &[second]);
-    new.set_nonblocking(true).unwrap();
-    eventually("the new address is used", WAIT, || {
-        let _client = connect(forwarder.address());
-        thread::sleep(Duration::from_millis(50));
-        new.accept().is_ok()
-    });
+    resolver.set("target.test", &[place(&new)]);
+    expect_move(&forwarder, &new);
     // What began at the old address stays there.
     both_ways(&client, &server, 1000);
 }
@@ -180,15 +173,13 @@ fn new_connections_follow_a_changed_address() {
 #[test]
 fn asked_to_reload_it_looks_names_up_at_once() {
     let Some(resolver) = Resolver::start(1) else { return };
-    let (first, second) = (own_loopback(), own_loopback());
-    let old = listen_on(any_port(first));
+    let (old, new) = two_places();
     let port = old.local_addr().unwrap().port();
-    let new = listen_on(SocketAddr::from((second, port)));
-    resolver.set("target.test", &[first]);
+    resolver.set("target.test", &[place(&old)]);
     let forwarder = resolver.forwarder(&rule("tcp", port, "refresh=1h"));
     let client = connect(forwarder.address());
     let server = accept(&old);
-    resolver.set("target.test", &[second]);
+    resolver.set("target.test", &[place(&new)]);
     for _ in 0..3 {
         let client = connect(forwarder.address());
         both_ways(&client, &accept(&old), 1000);
@@ -198,12 +189,7 @@ fn asked_to_reload_it_looks_names_up_at_once() {
     forwarder.signal(Signal::SIGHUP);
     // Before a client comes and makes it.
     eventually("the name is asked for again", WAIT, || resolver.questions() > asked);
-    new.set_nonblocking(true).unwrap();
-    eventually("the new address is used", WAIT, || {
-        let _client = connect(forwarder.address());
-        thread::sleep(Duration::from_millis(50));
-        new.accept().is_ok()
-    });
+    expect_move(&forwarder, &new);
     both_ways(&client, &server, 1000);
 }
 
@@ -464,4 +450,26 @@ fn rule(protocol: &str, port: u16, options: &str) -> Vec<String> {
 
 fn any_port(host: IpAddr) -> SocketAddr {
     SocketAddr::from((host, 0))
+}
+
+/// Listeners on one port of two addresses, for a name to lead to one after the other.
+fn two_places() -> (TcpListener, TcpListener) {
+    let first = listen_on(any_port(own_loopback()));
+    let port = first.local_addr().unwrap().port();
+    (first, listen_on(SocketAddr::from((own_loopback(), port))))
+}
+
+fn place(listener: &TcpListener) -> IpAddr {
+    listener.local_addr().unwrap().ip()
+}
+
+/// Connects until a connection arrives at `new`.
+#[track_caller]
+fn expect_move(forwarder: &Forwarder, new: &TcpListener) {
+    new.set_nonblocking(true).unwrap();
+    eventually("the new address is used", WAIT, || {
+        let _client = connect(forwarder.address());
+        thread::sleep(Duration::from_millis(50));
+        new.accept().is_ok()
+    });
 }
